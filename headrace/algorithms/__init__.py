@@ -1,0 +1,1 @@
+"""The algorithms: pure tensor functions that depend on torch alone."""

@@ -1,0 +1,126 @@
+"""`headrace run | status | audit`: parse the command line, report foreseeable errors without a traceback.
+
+Exit codes: 0 done; 1 the run failed or the ledger does not balance; 2 the command, the configuration or
+its surroundings are at fault; 130 stopped by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace import __version__
+
+EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="headrace",
+        description="Fully asynchronous RL post-training for language models.",
+        epilog="`headrace COMMAND --help` tells more about a command.",
+    )
+    top.add_argument("--version", action="version", version=f"headrace {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run",
+        help="train on this machine",
+        description=(
+            "Run every service on this machine until training is complete. Ctrl-C stops in order, so that "
+            "the same command continues; a second Ctrl-C kills at once."
+        ),
+    )
+    run.add_argument("config", type=Path, help="configuration file (YAML)")
+    run.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key.path=value",
+        help="change a key, e.g. rollout.n=4 or trainer.resume=never; the value is YAML",
+    )
+    run.add_argument(
+        "--dry-run", action="store_true", help="check everything, print what would run, start nothing"
+    )
+
+    status = commands.add_parser(
+        "status",
+        help="how a run is doing",
+        description="Show a run that is on (from its ledger) or one that ended (from its summary).",
+    )
+    audit = commands.add_parser(
+        "audit",
+        help="check that every sample of a run is accounted for",
+        description=(
+            "Check that every issued sample is in exactly one place. Reads the run's server if it is up, "
+            "else starts the bundled server on the run's files. Exit code 1 if the ledger does not balance."
+        ),
+    )
+    for command in (status, audit):
+        command.add_argument("run", help="name of the run, or its directory")
+        command.add_argument(
+            "--runs-dir", type=Path, default=Path("runs"), help="where runs lie (default: %(default)s)"
+        )
+    status.add_argument("--json", action="store_true", help="print JSON")
+    return top
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments. Overrides may stand before and after options (argparse alone takes one place only)."""
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    odd = [text for text in rest if text.startswith("-") or "=" not in text]
+    if odd or (rest and args.command != "run"):
+        top.error(f"unrecognized arguments: {' '.join(odd or rest)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; ends the process with the exit code."""
+    args = parse(argv)
+    try:
+        code = _dispatch(args)
+    except KeyboardInterrupt:
+        code = EXIT_STOPPED
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = EXIT_FAILED
+    sys.exit(code)
+
+
+def _dispatch(args: argparse.Namespace) -> int:
+    from headrace.config_load import ConfigError
+    from headrace.ledger.client import LedgerError
+    from headrace.runner.layout import RunInUseError
+    from headrace.valkey_server import ValkeyError
+
+    try:
+        if args.command == "run":
+            from headrace.cli.run import run
+
+            return run(args.config, args.overrides, dry_run=args.dry_run)
+        if args.command == "status":
+            from headrace.cli.status import status
+
+            return status(args.run, args.runs_dir, as_json=args.json)
+        from headrace.cli.audit import audit
+
+        return audit(args.run, args.runs_dir)
+    except (ConfigError, RunInUseError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    except (ValkeyError, LedgerError) as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"headrace: {where}{error.strerror or error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    main()

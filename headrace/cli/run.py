@@ -1,0 +1,132 @@
+"""`headrace run`: check, decide whether to begin or to continue, run, report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace import config_load, redis_url
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError
+from headrace.runner import assets, preflight
+from headrace.runner import summary as summaries
+from headrace.runner.layout import RunLayout, RunLock
+from headrace.runner.progress import make_display
+from headrace.runner.redis_client import connect
+from headrace.runner.services import plan
+from headrace.runner.session import Session, Signals
+
+
+def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
+    """The command; returns the exit code. Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
+    config = assets.absolute(config_load.load(config_path, overrides))
+    layout = RunLayout(Path(config.runs_dir) / config.name)
+    if dry_run:
+        _check(config)
+        _print_plan(config)
+        return 0
+    lock = layout.lock() if layout.root.exists() else None
+    try:
+        if lock is not None and config.trainer.resume == "auto":
+            changed = layout.changed_keys(config)
+            if changed:
+                raise ConfigError(changed)
+            if _already_complete(layout):
+                return 0
+        _check(config)
+        if lock is not None and config.trainer.resume == "never":
+            aside = layout.move_aside()
+            print(f"trainer.resume=never: the earlier run is now in {aside}", flush=True)
+            lock.release()
+            lock = None
+        lock = lock or layout.lock()
+        return _run_locked(config, layout, lock, resume_command(config_path, overrides, config))
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _run_locked(config: RunConfig, layout: RunLayout, lock: RunLock, resume: str) -> int:
+    continues = layout.requested.exists()
+    _claim_external_ledger(config, layout, continues)
+    with Signals() as signals:
+        display = make_display(sys.stdout, f"headrace: {config.name}")
+        session = Session(config, layout, lock, display, signals, resume)
+        try:
+            verb = "continuing" if continues else "starting"
+            display.note(f"{verb} run {config.name} in {layout.root} ({config.mode})")
+            return session.run()
+        finally:
+            session.close()
+
+
+def _check(config: RunConfig) -> None:
+    """Raise ConfigError with everything that preflight finds. Prepared demo assets are checked as well."""
+    ready = assets.demo_ready(config)
+    found = preflight.problems(assets.resolve(config) if ready else config)
+    if found:
+        raise ConfigError(found)
+
+
+def _already_complete(layout: RunLayout) -> bool:
+    """Print the summary of a run that needs nothing more."""
+    summary = layout.read_summary()
+    if not summary or summary.get("status") != "completed":
+        return False
+    print("\n".join(summaries.lines(summary, layout)))
+    print("the run is complete; to train anew, add trainer.resume=never (keeps this one aside) or name=...")
+    return True
+
+
+def _print_plan(config: RunConfig) -> None:
+    made = plan(config)
+    print(f"mode: {made.mode}")
+    print(f"max_required: {made.max_required} samples started and not yet left behind by a sync")
+    print(f"samples per sync: {made.samples_per_sync}")
+    print(f"updates: {made.updates} (syncs: {made.syncs})")
+    print(f"redis: {redis_url.masked(config.redis.url) if config.redis.url else 'bundled Valkey server'}")
+    if not assets.demo_ready(config):
+        print("demo assets: not prepared yet; the run does that first (about half a minute)")
+    print(f"processes: {', '.join(made.processes)}")
+    print("nothing was started (--dry-run)")
+
+
+def resume_command(config_path: Path, overrides: Sequence[str], config: RunConfig) -> str:
+    """The command line that continues the run; passwords masked."""
+    kept = []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key == "redis.url":
+            kept.append(f"{key}={redis_url.masked(value)}")
+        elif key != "trainer.resume":
+            kept.append(text)
+    if config.trainer.resume == "never" and "trainer.resume=never" not in overrides:
+        kept.append("trainer.resume=auto")
+    return shlex.join(["headrace", "run", str(config_path), *kept])
+
+
+def _claim_external_ledger(config: RunConfig, layout: RunLayout, continues: bool) -> None:
+    """An external server may hold a ledger under this run's name that is not this directory's.
+
+    With trainer.resume=never it is deleted, else refused. Raises ConfigError.
+    """
+    if config.redis.url is None or continues:
+        return
+    prefix = f"headrace:{{{config.name}}}:"
+    with connect(config.redis.url, config.redis.connect_timeout_s) as client:
+        if not client.exists(prefix + "meta"):
+            return
+        shown = redis_url.masked(config.redis.url)
+        if config.trainer.resume != "never":
+            raise ConfigError(
+                [
+                    f"redis.url: {shown}: holds the ledger of another run called {config.name!r} "
+                    f"(nothing of it is in {layout.root}); choose another name, or trainer.resume=never "
+                    "to delete that ledger"
+                ]
+            )
+        for key in client.scan_iter(match=prefix + "*", count=1000):
+            client.unlink(key)
+        print(f"trainer.resume=never: deleted the earlier ledger of {config.name} at {shown}", flush=True)

@@ -1,0 +1,320 @@
+"""The run's configuration: one pydantic model, the same for every service, local or in a cluster.
+
+Keys are named as verl names them where the meaning is the same. Unknown keys are refused
+(`headrace.config_load` adds the nearest known one to the message); values that do not fit together
+are refused when the file is read, with the change that mends it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from headrace.staleness import Mode, StalenessRule, derive_mode
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values are not coerced across kinds."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class ModelConfig(Section):
+    """The policy: a Hugging Face model directory."""
+
+    path: str
+    """Directory with config.json, tokenizer and safetensors weights, or `demo:spell_backward`."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Compute and wire dtype: the engine runs in it and weights travel in it."""
+    max_model_len: int | None = Field(None, gt=0)
+    """Longest prompt + response in tokens; taken from the model when unset."""
+    trust_remote_code: bool = False
+    """Run Python code that the model directory brings along."""
+
+
+class DataConfig(Section):
+    """Prompts: JSON lines in verl's row format."""
+
+    train_files: list[str] = Field(min_length=1)
+    """Training files, read in this order, or `demo:spell_backward/train`."""
+    val_files: list[str] = []
+    """Held-out files for validation, or `demo:spell_backward/val`."""
+    max_prompt_length: int = Field(512, gt=0)
+    """Longest prompt in tokens; a longer one is an error before the run starts."""
+    max_response_length: int = Field(512, gt=0)
+    """Longest response in tokens, over all its segments."""
+    shuffle: bool = True
+    """Shuffle the rows anew in every epoch, as a pure function of (seed, epoch)."""
+    max_ahead: int | None = Field(None, gt=0)
+    """Prompts that may lie ready ahead of the rollouters; twice the gate when unset."""
+
+
+class EngineConfig(Section):
+    """What goes to the vLLM engine of each rollouter."""
+
+    tensor_parallel_size: int = Field(1, gt=0)
+    kv_cache_memory_bytes: int = Field(256 * 1024 * 1024, gt=0)
+    """KV cache on the CPU backend, bytes."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    max_num_seqs: int = Field(128, gt=0)
+    """Sequences the engine runs at once."""
+    enforce_eager: bool = True
+    omp_threads: int = Field(1, gt=0)
+    """Threads of the CPU backend, per replica."""
+
+
+class RolloutConfig(Section):
+    """Generation: how much, how many at once, by whom."""
+
+    n: int = Field(8, gt=0)
+    """Trajectories per sample: the group."""
+    temperature: float = Field(1.0, gt=0)
+    total_rollout_steps: int = Field(gt=0)
+    """Samples to generate and train in the whole run."""
+    test_freq: int = Field(10, ge=0)
+    """Validate every that many policy versions (the first and the last always); 0 turns it off."""
+    replicas: int = Field(2, ge=0)
+    """Rollouters that the local runner starts."""
+    max_concurrent_samples: int = Field(8, gt=0)
+    """Samples that one rollouter works on at once."""
+    sample_timeout_s: float = Field(600.0, gt=0)
+    """Deadline of one sample from take to finish, pauses not counted."""
+    engine: EngineConfig = EngineConfig()
+
+
+class OptimConfig(Section):
+    lr: float = Field(1e-6, gt=0)
+    lr_warmup_steps: int = Field(0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+
+
+class ActorConfig(Section):
+    """The policy update."""
+
+    ppo_mini_batch_size: int = Field(gt=0)
+    """Samples (not trajectories) per optimizer step, over all ranks."""
+    ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Padded tokens per micro-batch and rank; a batch is cut to fit."""
+    policy_loss: Literal["ppo"] = "ppo"
+    clip_ratio_low: float = Field(0.2, gt=0)
+    clip_ratio_high: float = Field(0.28, gt=0)
+    clip_ratio_c: float = Field(3.0, gt=1)
+    """Lower bound of the dual clip for negative advantages."""
+    loss_agg_mode: Literal["token-mean"] = "token-mean"
+    optim: OptimConfig = OptimConfig()
+
+
+class AlgorithmConfig(Section):
+    adv_estimator: Literal["grpo"] = "grpo"
+    norm_adv_by_std: bool = True
+    """Divide by the group's standard deviation; false gives Dr.GRPO's advantage."""
+
+
+class AsyncTrainingConfig(Section):
+    """How generation and training overlap. The mode is derived from these (`headrace run --dry-run`)."""
+
+    require_batches: int = Field(1, gt=0)
+    """R: mini-batches that the trainer claims at once."""
+    trigger_parameter_sync_step: int = Field(1, gt=0)
+    """S: local updates between two syncs."""
+    staleness_threshold: float = Field(0.0, ge=0, le=64)
+    """Eta: how much may be generated beyond the current window, as a share of it."""
+    partial_rollout: bool = True
+    """Interrupt running work at a sync and continue it under the new weights (when eta > 0)."""
+    use_rollout_log_probs: Literal[True] = True
+    """The old log-probs of the ratio are the engine's, token by token."""
+
+
+class TrainerConfig(Section):
+    nnodes: int = Field(1, gt=0)
+    n_gpus_per_node: int = Field(2, gt=0)
+    """Ranks per node (processes; GPUs when `device` is cuda)."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    omp_threads: int = Field(1, gt=0)
+    save_freq: int = Field(0, ge=0)
+    """Checkpoint every that many policy versions; 0 only at the end and on an orderly stop."""
+    max_ckpt_to_keep: int = Field(2, gt=0)
+    resume: str = "auto"
+    """`auto`: from the newest valid checkpoint of the run; `never`: start anew."""
+    claim_timeout_s: float = Field(1800.0, gt=0)
+    """Longest wait for samples before the trainer gives up with an error."""
+
+    @field_validator("resume")
+    @classmethod
+    def _resume_known(cls, value: str) -> str:
+        if value not in ("auto", "never"):
+            raise ValueError(f"resume is {value!r}; use auto or never")
+        return value
+
+
+class ValConfig(Section):
+    max_delay_s: float = Field(120.0, ge=0)
+    """How long the next commit waits for a running validation."""
+    n: int = Field(1, gt=0, le=1)
+    """Responses per held-out prompt (greedy: one)."""
+
+
+class SyncConfig(Section):
+    """Weight transfer. `gloo` works on CPU and, staged through the host, on CUDA; `nccl` needs CUDA."""
+
+    transport: Literal["gloo", "nccl"] = "gloo"
+    bucket_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    """Size of one broadcast."""
+    pause_timeout_s: float = Field(30.0, gt=0)
+    drain_stall_s: float = Field(60.0, gt=0)
+    """A member that is to let running work finish is given up when no token came for so long."""
+    rendezvous_timeout_s: float = Field(60.0, gt=0)
+    transfer_timeout_s: float = Field(300.0, gt=0)
+    max_attempts: int = Field(3, gt=0)
+    """Tries of one round before every member is expired."""
+    canary_tolerance: float = Field(0.05, gt=0)
+    """Largest log-prob difference after a sync; beyond it the engine is not trusted and restarted."""
+
+
+class LedgerConfig(Section):
+    lease_s: float = Field(10.0, gt=0)
+    """An owner whose beat stands still for so long has expired."""
+    max_retries: int = Field(2, ge=0)
+    """Failures (reward error, time-out) of one sample before it is dead."""
+    max_crashes: int = Field(3, ge=0)
+    """Owners that may expire over one sample before it is dead (a poison prompt)."""
+
+
+class RewardConfig(Section):
+    """verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, by path and name."""
+
+    path: str
+    """A Python file, or an importable module."""
+    name: str = "compute_score"
+    timeout_s: float = Field(30.0, gt=0)
+
+
+class RedisConfig(Section):
+    url: str | None = None
+    """`redis://` or `rediss://` URL; unset: the bundled Valkey server is started by the runner."""
+    connect_timeout_s: float = Field(5.0, gt=0)
+
+    @field_validator("url")
+    @classmethod
+    def _scheme(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return value
+
+
+class ServicesConfig(Section):
+    """Where the services listen; 0 lets the runner choose a free port."""
+
+    host: str = "127.0.0.1"
+    queue_port: int = Field(0, ge=0, le=65535)
+    coordinator_port: int = Field(0, ge=0, le=65535)
+    max_restarts: int = Field(3, ge=0)
+    """Restarts of one service before the run fails."""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """Longest start of any service."""
+    stop_timeout_s: float = Field(60.0, gt=0)
+    """Longest orderly stop of any service."""
+
+
+class RunConfig(Section):
+    """Everything about a run."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    runs_dir: str = "runs"
+    """The run lives in `runs_dir/name`."""
+    seed: int = Field(0, ge=0)
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    actor: ActorConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    async_training: AsyncTrainingConfig = AsyncTrainingConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    custom_reward_function: RewardConfig
+    val: ValConfig = ValConfig()
+    sync: SyncConfig = SyncConfig()
+    ledger: LedgerConfig = LedgerConfig()
+    redis: RedisConfig = RedisConfig()
+    services: ServicesConfig = ServicesConfig()
+
+    @property
+    def rule(self) -> StalenessRule:
+        a = self.async_training
+        return StalenessRule(
+            sync_steps=a.trigger_parameter_sync_step,
+            require_batches=a.require_batches,
+            mini_batch=self.actor.ppo_mini_batch_size,
+            threshold=a.staleness_threshold,
+            partial_rollout=a.partial_rollout,
+        )
+
+    @property
+    def mode(self) -> Mode:
+        return derive_mode(self.rule)
+
+    @property
+    def world_size(self) -> int:
+        """Trainer ranks."""
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node
+
+    @property
+    def samples_per_update(self) -> int:
+        """R*M: samples that one claim takes."""
+        return self.async_training.require_batches * self.actor.ppo_mini_batch_size
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunConfig:
+        problems = list(_cross_field_problems(self))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def to_plain(self) -> dict[str, Any]:
+        """The resolved configuration as plain data; a password in `redis.url` is masked."""
+        plain = self.model_dump(mode="json")
+        if self.redis.url:
+            from headrace.redis_url import masked
+
+            plain["redis"]["url"] = masked(self.redis.url)
+        return plain
+
+
+def _cross_field_problems(c: RunConfig) -> list[str]:
+    """What does not fit together, each with the change that mends it."""
+    out: list[str] = []
+    if c.algorithm.adv_estimator == "grpo" and c.rollout.n < 2:
+        out.append(
+            "rollout.n is 1, but grpo compares the trajectories of a group: set rollout.n to 2 or more"
+        )
+    length = c.data.max_prompt_length + c.data.max_response_length
+    if c.model.max_model_len is not None and length > c.model.max_model_len:
+        out.append(
+            f"data.max_prompt_length + data.max_response_length = {length} is longer than "
+            f"model.max_model_len = {c.model.max_model_len}: shorten them or raise model.max_model_len"
+        )
+    if c.actor.clip_ratio_low >= 1:
+        out.append("actor.clip_ratio_low must be below 1 (the ratio's lower bound is 1 - clip_ratio_low)")
+    if length > c.actor.ppo_max_token_len_per_gpu:
+        out.append(
+            f"actor.ppo_max_token_len_per_gpu = {c.actor.ppo_max_token_len_per_gpu} does not hold one "
+            f"trajectory of {length} tokens: raise it to at least {length}"
+        )
+    if c.actor.ppo_mini_batch_size * c.rollout.n < c.world_size:
+        out.append(
+            f"a mini-batch of {c.actor.ppo_mini_batch_size} samples x {c.rollout.n} trajectories does not "
+            f"give each of {c.world_size} ranks one: raise actor.ppo_mini_batch_size"
+        )
+    if c.rollout.total_rollout_steps < c.samples_per_update:
+        out.append(
+            f"rollout.total_rollout_steps = {c.rollout.total_rollout_steps} is less than one update of "
+            f"{c.samples_per_update} samples: raise it"
+        )
+    if c.sync.transport == "nccl" and c.trainer.device != "cuda":
+        out.append("sync.transport: nccl needs trainer.device: cuda; use gloo on CPU")
+    if c.rollout.test_freq and not c.data.val_files:
+        out.append("rollout.test_freq is set but data.val_files is empty: name a file or set test_freq to 0")
+    return out

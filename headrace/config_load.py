@@ -1,0 +1,245 @@
+"""Read a run's configuration: a YAML file and dotted overrides, checked, with errors for people.
+
+Every problem is one line, `where: key.path: what; what to do`, and all of them are reported at once.
+`where` is the file, or `command line` for a key that an override set. Secrets are masked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from headrace.config import RunConfig
+from headrace.redis_url import masked
+
+COMMAND_LINE = "command line"
+_MAX_UNKNOWN = 12
+_MISSING = object()
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used. `lines` are complete sentences, one per problem."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = list(lines)
+        super().__init__("\n".join(self.lines))
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in `path` with `key.path=value` overrides applied (values are YAML).
+
+    Raises ConfigError.
+    """
+    data = _read(path)
+    from_command_line = [_apply(data, text) for text in overrides]
+
+    def where(dotted: str) -> str:
+        for key in from_command_line:
+            if dotted == key or dotted.startswith(key + ".") or key.startswith(dotted + "."):
+                return COMMAND_LINE
+        return str(path)
+
+    unknown = list(_unknown_keys(data, RunConfig))
+    if unknown:
+        lines = [f"{where(key)}: {key}: unknown key; {_advice(key)}" for key in unknown[:_MAX_UNKNOWN]]
+        if len(unknown) > _MAX_UNKNOWN:
+            lines.append(f"{path}: and {len(unknown) - _MAX_UNKNOWN} more unknown keys")
+        raise ConfigError(lines)
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError([_line(problem, where) for problem in error.errors()]) from None
+
+
+def write(config: RunConfig, path: Path) -> None:
+    """Write the configuration as YAML, passwords masked; `path` is replaced in one step."""
+    text = yaml.safe_dump(config.to_plain(), sort_keys=False, allow_unicode=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """Every key that holds a value, as a dotted path."""
+    out: list[str] = []
+    for name, field in model.model_fields.items():
+        section = _section(field.annotation)
+        out += known_keys(section, f"{prefix}{name}.") if section else [prefix + name]
+    return out
+
+
+def value_at(config: RunConfig, dotted: str) -> Any:
+    """The value of a dotted key, as plain data with passwords masked."""
+    node: Any = config.to_plain()
+    for part in dotted.split("."):
+        node = node[part]
+    return node
+
+
+def nearest(key: str) -> str | None:
+    """The known key that someone who wrote `key` most likely meant."""
+    known = known_keys()
+    parts = key.split(".")
+    for start in range(1, len(parts)):  # a known key below sections that do not exist here (verl's nesting)
+        if ".".join(parts[start:]) in known:
+            return ".".join(parts[start:])
+    leaf, section = parts[-1], ".".join(parts[:-1])
+    siblings = [k for k in known if k.rpartition(".")[0] == section]
+    same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
+    pools: list[tuple[dict[str, str], str, float]] = [
+        ({k.rpartition(".")[2]: k for k in siblings}, leaf, 0.6),
+        ({k: k for k in same_leaf}, key, 0.0),
+        ({k: k for k in known}, key, 0.85),
+        ({k.rpartition(".")[2]: k for k in known}, leaf, 0.7),
+    ]
+    for pool, wanted, cutoff in pools:
+        match = difflib.get_close_matches(wanted, list(pool), n=1, cutoff=cutoff)
+        if match:
+            return pool[match[0]]
+    return None
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key written twice and reads 1e-6 as a number (YAML 1.1 does not)."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if isinstance(key, str | int | float | bool) and key in seen and key != "<<":
+            raise yaml.constructor.ConstructorError(None, None, f"{key!r} is set twice", key_node.start_mark)
+        if isinstance(key, str | int | float | bool):
+            seen.add(key)
+    loader.flatten_mapping(node)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The file as plain data."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: no such file; give the path of a YAML configuration"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError([f"{path}{_yaml_problem(error)}"]) from None
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise ConfigError([f"{path}: holds a {type(data).__name__}; write key: value lines"])
+    return data
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    at = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+    return f"{at}: not readable as YAML: {getattr(error, 'problem', None) or 'bad syntax'}; correct the line"
+
+
+def _apply(data: dict[str, Any], text: str) -> str:
+    """Apply one `key.path=value` to `data` and return the key."""
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not key or any(not part for part in key.split(".")):
+        raise ConfigError([f"{COMMAND_LINE}: {text!r} is not an override; write key.path=value"])
+    try:
+        value = yaml.load(raw, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError([f"{COMMAND_LINE}: {key}{_yaml_problem(error)}"]) from None
+    node = data
+    *sections, leaf = key.split(".")
+    for depth, part in enumerate(sections):
+        child = node.setdefault(part, {})
+        if child is None:
+            child = node[part] = {}
+        if not isinstance(child, dict):
+            inner = ".".join(sections[: depth + 1])
+            raise ConfigError([f"{COMMAND_LINE}: {key}: {inner} is a value, not a section; {_advice(key)}"])
+        node = child
+    node[leaf] = value
+    return key
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _unknown_keys(data: Mapping[Any, Any], model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Dotted paths in `data` that the schema does not have; an unknown section yields its leaves."""
+    for key, value in data.items():
+        dotted = f"{prefix}{key}"
+        field = model.model_fields.get(key) if isinstance(key, str) else None
+        if field is None:
+            yield from _leaves(dotted, value)
+            continue
+        section = _section(field.annotation)
+        if section is not None and isinstance(value, Mapping):
+            yield from _unknown_keys(value, section, dotted + ".")
+
+
+def _leaves(dotted: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(f"{dotted}.{key}", inner)
+    else:
+        yield dotted
+
+
+def _advice(key: str) -> str:
+    close = nearest(key)
+    if close:
+        return f"did you mean {close}?"
+    section = key.rpartition(".")[0]
+    siblings = [k for k in known_keys() if k.rpartition(".")[0] == section]
+    return f"known there: {', '.join(siblings)}" if siblings else "remove it"
+
+
+def _line(problem: Any, where: Any) -> str:
+    """One pydantic error as a sentence."""
+    dotted = ".".join(str(part) for part in problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not dotted:  # a check over several keys: its message names them and the change that mends it
+        return f"{where('')}: {message}"
+    head = f"{where(dotted)}: {dotted}: "
+    if problem["type"] == "missing":
+        return head + "not set, but it has no default; add it"
+    value = problem.get("input", _MISSING)
+    if dotted == "redis.url" and isinstance(value, str):
+        value = masked(value)
+    shown = repr(value)
+    what = f"{shown if len(shown) <= 80 else shown[:77] + '...'} is not possible"
+    return head + f"{what}; {_remedy(problem['type'], message, dotted)}"
+
+
+def _remedy(kind: str, message: str, dotted: str) -> str:
+    if kind == "string_pattern_mismatch" and dotted == "name":
+        return "use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "write a section with keys below it"
+    if kind == "string_type":
+        return "write a text, in quotes where YAML would read something else"
+    if kind == "too_short":
+        return "name at least one"
+    if kind.startswith(("greater_than", "less_than")):
+        return message.replace("Input should be", "set it to a value")
+    if message.startswith("Input should be"):
+        return message.replace("Input should be", "set it to").partition(", unable to")[0]
+    return message

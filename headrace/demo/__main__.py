@@ -1,0 +1,38 @@
+"""`python -m headrace.demo`: prepare the demo and print where its files are."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from headrace.demo import held_out_exact_match, is_cached, prepare
+
+
+def _show_progress(step: int, total: int, loss: float) -> None:
+    """One line on a terminal, rewritten in place; a line every tenth of the way in a log file."""
+    line = f"warm-up {step}/{total}  loss {loss:.3f}"
+    if sys.stderr.isatty():
+        print(f"\r{line}", end="\n" if step == total else "", file=sys.stderr, flush=True)
+    elif step % max(1, total // 10) == 0:
+        print(line, file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the command line, prepare (or find) the demo, print its paths and its starting score."""
+    parser = argparse.ArgumentParser(prog="python -m headrace.demo", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the warm-up (default: 0)")
+    parser.add_argument("--cache-dir", type=Path, default=Path(".cache/demo"), help="folder of the files")
+    args = parser.parse_args(argv)
+
+    cached = is_cached(args.cache_dir, args.seed)
+    started = time.monotonic()
+    assets = prepare(args.cache_dir, args.seed, _show_progress)
+    print(f"model: {assets.model_dir}")
+    print(f"train: {assets.train_file}")
+    print(f"val:   {assets.val_file}")
+    print(f"held-out exact match (greedy): {held_out_exact_match(assets):.3f}")
+    print("already cached" if cached else f"prepared in {time.monotonic() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

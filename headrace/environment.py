@@ -1,0 +1,44 @@
+"""What a service learns from its environment: endpoints and the shared token. None of it is logged."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from pathlib import Path
+
+
+def _required(name: str, what: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise SystemExit(f"{name} is not set: {what}")
+    return value
+
+
+def redis_url() -> str:
+    """HEADRACE_REDIS_URL, password included."""
+    return _required("HEADRACE_REDIS_URL", "give the Redis URL, e.g. redis://:password@host:6379/0")
+
+
+def coordinator() -> str:
+    """HEADRACE_COORDINATOR, `host:port` of the sync coordinator."""
+    return _required("HEADRACE_COORDINATOR", "give the sync coordinator's host:port")
+
+
+def run_dir() -> Path:
+    """HEADRACE_RUN_DIR, where checkpoints and metrics go."""
+    return Path(_required("HEADRACE_RUN_DIR", "give the run's directory"))
+
+
+def token() -> str:
+    """HEADRACE_TOKEN. Empty turns authentication off, which only suits a loopback address."""
+    return os.environ.get("HEADRACE_TOKEN", "")
+
+
+def bearer(secret: str) -> tuple[tuple[str, str], ...]:
+    """gRPC metadata that carries the token."""
+    return (("authorization", f"Bearer {secret}"),) if secret else ()
+
+
+def token_matches(header: str | None, secret: str) -> bool:
+    """Whether an Authorization header carries the token; compared in constant time."""
+    return not secret or hmac.compare_digest((header or "").encode(), f"Bearer {secret}".encode())

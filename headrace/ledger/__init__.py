@@ -1,0 +1,32 @@
+"""The ledger: where every sample of a run is, in one Redis or Valkey server.
+
+`states` has the table of transitions; `ops` builds operations, `client` runs them; `lua/` holds one
+script per transition; `model` is the reference model; `audit` and `observer` watch over it.
+"""
+
+from headrace.ledger import ops
+from headrace.ledger.audit import AuditReport, audit
+from headrace.ledger.client import (
+    AdoptError,
+    AsyncLedger,
+    LedgerError,
+    LedgerUnavailable,
+    SyncLedger,
+    adopt,
+)
+from headrace.ledger.observer import BeatObserver
+from headrace.ledger.states import State
+
+__all__ = [
+    "AdoptError",
+    "AsyncLedger",
+    "AuditReport",
+    "BeatObserver",
+    "LedgerError",
+    "LedgerUnavailable",
+    "State",
+    "SyncLedger",
+    "adopt",
+    "audit",
+    "ops",
+]

@@ -1,0 +1,184 @@
+"""Run ledger operations against the server, from threads or from asyncio.
+
+Both clients send `EVALSHA` (and the text once, when the server does not know the script), and repeat the
+same operation with back-off while the server cannot be reached: replies get lost, and every operation
+bears repetition (see `ops`). After `retry_s` seconds they raise `LedgerUnavailable`, which names the
+server by host and port and never shows a password. Everything but the waiting is shared.
+The deadline of one attempt is the Redis client's own socket timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from headrace.ledger import keys, ops, replies, scripts
+from headrace.ledger.ops import Op
+
+T = TypeVar("T")
+
+RETRYABLE = (RedisConnectionError, RedisTimeoutError)
+FIRST_DELAY_S = 0.05
+LONGEST_DELAY_S = 2.0
+CHUNK = 1000
+"""Ids per call when a checkpoint is adopted."""
+
+
+class LedgerError(Exception):
+    """The server refused the operation itself: a run that is not configured, memory used up, a misuse."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The server could not be reached for the whole retry time."""
+
+
+def _address(kwargs: Mapping[str, Any]) -> str:
+    if "path" in kwargs:
+        return str(kwargs["path"])
+    return f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}"
+
+
+class _Common:
+    """What both clients share: the command, the run's key, the retry schedule, the errors."""
+
+    def __init__(self, pool: Any, run: str, retry_s: float, clock: Callable[[], float]) -> None:
+        if pool.connection_kwargs.get("decode_responses"):
+            raise ValueError("the ledger needs a client with decode_responses=False: payloads are bytes")
+        self.run_name = run
+        self.address = _address(pool.connection_kwargs)
+        self.retry_s = retry_s
+        self._meta = keys.meta(run)
+        self._clock = clock
+
+    def _call(self, op: Op[Any], full: bool) -> tuple[Any, ...]:
+        head = ("EVAL", scripts.source(op.script)) if full else ("EVALSHA", scripts.sha(op.script))
+        return (*head, 1, self._meta, *op.args)
+
+    def _delay(self, op: Op[Any], attempt: int, started: float, error: Exception) -> float:
+        """Seconds until the next attempt; raises when the time is up."""
+        left = started + self.retry_s - self._clock()
+        if left <= 0:
+            raise LedgerUnavailable(
+                f"the ledger at {self.address} was not reached for {self.retry_s:g} s ({attempt} attempts of "
+                f"{op.script}, last: {type(error).__name__}); check that the server runs"
+            ) from None
+        delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 10))
+        return min(left, delay * random.uniform(0.5, 1.0))
+
+    def _refused(self, op: Op[Any], error: ResponseError) -> LedgerError:
+        return LedgerError(f"{op.script} at {self.address}: {error}")
+
+
+class SyncLedger(_Common):
+    """The ledger of one run for code that runs in threads."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        run: str,
+        retry_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(client.connection_pool, run, retry_s, clock)
+        self.redis = client
+        self._sleep = sleep
+
+    def run(self, op: Op[T]) -> T:
+        started, attempt = self._clock(), 0
+        while True:
+            attempt += 1
+            try:
+                return op.parse(self._send(op))
+            except RETRYABLE as error:
+                self._sleep(self._delay(op, attempt, started, error))
+            except ResponseError as error:
+                raise self._refused(op, error) from None
+
+    def _send(self, op: Op[Any]) -> Any:
+        try:
+            return self.redis.execute_command(*self._call(op, full=False))
+        except NoScriptError:
+            return self.redis.execute_command(*self._call(op, full=True))
+
+    def close(self) -> None:
+        self.redis.close()
+
+
+class AsyncLedger(_Common):
+    """The ledger of one run for asyncio code."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        run: str,
+        retry_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(client.connection_pool, run, retry_s, clock)
+        self.redis = client
+
+    async def run(self, op: Op[T]) -> T:
+        started, attempt = self._clock(), 0
+        while True:
+            attempt += 1
+            try:
+                return op.parse(await self._send(op))
+            except RETRYABLE as error:
+                await asyncio.sleep(self._delay(op, attempt, started, error))
+            except ResponseError as error:
+                raise self._refused(op, error) from None
+
+    async def _send(self, op: Op[Any]) -> Any:
+        try:
+            return await self.redis.execute_command(*self._call(op, full=False))
+        except NoScriptError:
+            return await self.redis.execute_command(*self._call(op, full=True))
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+
+
+class AdoptError(LedgerError):
+    """The checkpoint and the ledger do not fit together."""
+
+
+_ADOPT_HELP = {
+    replies.AdoptStatus.FENCED: "another trainer has opened a newer lineage",
+    replies.AdoptStatus.UNKNOWN: "this ledger never issued it: the checkpoint belongs to another run, or the "
+    "server lost its data",
+    replies.AdoptStatus.TRIMMED: "its prompt was trimmed because newer checkpoints covered it: resume from "
+    "a newer one",
+    replies.AdoptStatus.INCOMPLETE: "work of the abandoned lineage is still outstanding",
+}
+
+
+def adopt(ledger: SyncLedger, lineage: int, manifest: Mapping[str, int]) -> None:
+    """Make the ledger agree with a checkpoint: `manifest` is id -> step of every sample trained up to it.
+
+    Goes through all issued ids in chunks. Bears being cut off anywhere and run again, by the same lineage
+    or by a newer one with any checkpoint.
+    """
+    issued = ledger.run(ops.stats()).issued_total
+
+    def check(reply: replies.AdoptReply) -> None:
+        if reply.status is not replies.AdoptStatus.OK:
+            name = f"sample {reply.sample_id}: " if reply.sample_id else ""
+            raise AdoptError(f"cannot adopt the checkpoint: {name}{_ADOPT_HELP[reply.status]}")
+
+    pairs = sorted(manifest.items())
+    for i in range(0, len(pairs), CHUNK):
+        check(ledger.run(ops.adopt_trained(lineage, pairs[i : i + CHUNK])))
+    for i in range(0, issued, CHUNK):
+        ids = [keys.sample_id(n) for n in range(i, min(issued, i + CHUNK))]
+        check(ledger.run(ops.adopt_rest(lineage, [s for s in ids if s not in manifest])))
+    check(ledger.run(ops.finish_adopt(lineage)))

@@ -1,0 +1,17 @@
+"""Names of the run's keys. Scripts build every key from the first one, so they share one hash tag."""
+
+from __future__ import annotations
+
+
+def prefix(run: str) -> str:
+    return f"headrace:{{{run}}}:"
+
+
+def meta(run: str) -> str:
+    """The key that every script is called with."""
+    return prefix(run) + "meta"
+
+
+def sample_id(issue: int) -> str:
+    """Ten digits, so that ids sort in order of issue."""
+    return f"{issue:010d}"

@@ -1,0 +1,3 @@
+if call('HGET', META, 'schema') ~= '1' then
+  return redis.error_reply('HEADRACE the run ' .. PREFIX .. ' is not configured in this server')
+end

@@ -1,0 +1,14 @@
+-- lineage, ids that the checkpoint has not trained
+if ARGV[1] ~= text('lineage') or text('phase') ~= 'adopting' then return fenced('adopt') end
+local REASON = { trained = 'rollback', training = 'rollback', in_flight = 'lineage', parked = 'lineage',
+  queued = 'lineage' }
+local todo, seen = {}, {}
+for i = 2, #ARGV do
+  local s = load(ARGV[i])
+  if not s then return { 'unknown', ARGV[i] } end
+  if REASON[s.state] and call('HEXISTS', skey(s.id), 'prompt') == 0 then return { 'trimmed', ARGV[i] } end
+  if REASON[s.state] and not seen[s.id] then todo[#todo + 1] = s end
+  seen[s.id] = true
+end
+for _, s in ipairs(todo) do to_ready(s, REASON[s.state]) end
+return { 'ok', '' }

@@ -1,0 +1,1 @@
+return call('HINCRBY', key('beats'), ARGV[1], 1)

@@ -1,0 +1,1 @@
+return call('HGETALL', key('beats'))

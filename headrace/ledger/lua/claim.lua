@@ -1,0 +1,43 @@
+-- lineage, window, count, request. `count` at once or none; fewer only as the last of all.
+local lineage, window, count, request = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local version = num('version')
+
+local function answer(status, pairs_)
+  local out = { status }
+  for _, pair in ipairs(pairs_) do
+    local id, attempt = pair[1], pair[2]
+    local s = load(id)
+    if s and s.state == 'training' and s.attempt == attempt then -- at a replay: what is still claimed
+      for _, value in ipairs({ id, s.eid, attempt, s.min_version, s.max_version, s.tokens, s.t_finished }) do
+        out[#out + 1] = value
+      end
+    end
+  end
+  return out
+end
+
+if lineage ~= text('lineage') then return fenced('claim') end
+local reply, err = stored('claim', lineage, request)
+if err then return err end
+if reply then return answer(reply.status, reply.items) end
+-- A window is the committed version's, or the next one's once its snapshot is written; never back.
+if window < num('window') or (window ~= version and window ~= version + 1) then return fenced('claim') end
+if text('phase') == 'adopting' then return { 'wait' } end
+
+local status, queued = 'batch', call('ZCARD', key('queued'))
+if queued < count then
+  if not source_dry() then return { 'wait' } end
+  if queued == 0 then return { 'done' } end
+  status = 'final_short'
+end
+local ids = call('ZRANGE', key('queued'), 0, count - 1)
+local t, items = now(), {}
+for i, id in ipairs(ids) do
+  items[i] = { id, load(id).attempt }
+  call('ZREM', key('queued'), id)
+  call('HSET', key('training'), id, window)
+  call('HSET', skey(id), 'state', 'training', 'window', window, 'lineage', lineage, 't_claimed', t)
+end
+call('HSET', META, 'window', window)
+store('claim', lineage, request, { status = status, items = items })
+return answer(status, items)

@@ -1,0 +1,18 @@
+-- max_required, claim_size, max_retries, max_crashes, total, fingerprint
+local print = ARGV[6]
+local schema = call('HGET', META, 'schema')
+if schema and schema ~= '1' then
+  return redis.error_reply('HEADRACE the run ' .. PREFIX .. ' has ledger schema ' .. schema .. ', not 1')
+end
+if schema and text('fingerprint') ~= print then return { 'mismatch', text('fingerprint'), 0 } end
+local created = 0
+if not schema then
+  created = 1
+  call('HSET', META, 'schema', 1, 'fingerprint', print, 'version', -1, 'digest', '', 'term', 0, 'round', 0,
+    'commit_round', -1, 'phase', 'idle', 'held', 1, 'fresh', 1, 'lineage', 0, 'window', 0, 'cursor', 0,
+    'issued_total', 0, 'end_of_data', 0, 'final', 0, 'fenced', 0, 'seq', 0, 'trimmed', -1,
+    'val:version', -1, 'val:open', 0)
+end
+call('HSET', META, 'max_required', ARGV[1], 'claim_size', ARGV[2], 'max_retries', ARGV[3],
+  'max_crashes', ARGV[4], 'total', ARGV[5])
+return { 'ok', print, created }

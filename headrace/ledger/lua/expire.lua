@@ -1,0 +1,28 @@
+-- owner, detail. Everything it owned leaves it; a repeat finds nothing to do.
+local owner, detail = ARGV[1], ARGV[2]
+local ids = call('SMEMBERS', key('owned:' .. owner))
+table.sort(ids)
+local limit = num('max_crashes')
+call('HDEL', key('members'), owner)
+call('HDEL', key('beats'), owner)
+local requeued, dead = {}, {}
+for _, id in ipairs(ids) do
+  local s = load(id)
+  call('HSET', skey(id), 'crashes', s.crashes + 1)
+  if s.crashes + 1 > limit then
+    to_end(s, 'dead', 'poison', detail)
+    dead[#dead + 1] = id
+  else
+    to_ready(s, 'expired')
+    call('HSET', skey(id), 'detail', detail)
+    requeued[#requeued + 1] = id
+  end
+end
+local taken = call('HGETALL', key('val:taken'))
+for i = 1, #taken, 2 do
+  if taken[i + 1] == owner then
+    call('HDEL', key('val:taken'), taken[i])
+    call('ZADD', key('val:todo'), taken[i], taken[i])
+  end
+end
+return { requeued, dead }

@@ -1,0 +1,18 @@
+-- owner, id, attempt, payload, min_version, max_version, tokens
+local owner, id, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local s = load(id)
+if not s then return fenced('finish') end
+local last = ending('finish', owner, attempt)
+if s.last == last then return { 'duplicate' } end
+if not holds(s, owner, attempt) or call('HEXISTS', key('members'), owner) == 0
+  or tonumber(ARGV[6]) > num('version') then
+  return fenced('finish')
+end
+leave(s)
+local eid = call('XADD', key('samples'), '*', 'id', id, 'attempt', attempt, 'min_version', ARGV[5],
+  'max_version', ARGV[6], 'tokens', ARGV[7], 'payload', ARGV[4])
+call('ZADD', key('queued'), call('HINCRBY', META, 'seq', 1), id)
+call('HDEL', skey(id), 'work')
+call('HSET', skey(id), 'state', 'queued', 'eid', eid, 'min_version', ARGV[5], 'max_version', ARGV[6],
+  'tokens', ARGV[7], 'last', last, 't_finished', now())
+return { 'ok' }

@@ -1,0 +1,2 @@
+bump('term')
+return call('HMGET', META, 'term', 'version', 'round', 'phase', 'lineage', 'digest')

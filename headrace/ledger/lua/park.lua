@@ -1,0 +1,11 @@
+-- owner, id, attempt, work, min_version. Members or not: whoever drains still owns.
+local owner, id, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local s = load(id)
+if not s then return fenced('park') end
+local last = ending('park', owner, attempt)
+if s.last == last then return { 'duplicate' } end
+if not holds(s, owner, attempt) then return fenced('park') end
+leave(s)
+call('ZADD', key('parked'), s.issue, id)
+call('HSET', skey(id), 'state', 'parked', 'owner', '', 'work', ARGV[4], 'min_version', ARGV[5], 'last', last)
+return { 'ok' }

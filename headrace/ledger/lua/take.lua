@@ -1,0 +1,62 @@
+-- owner, version, count, request, oldest_version
+local owner, version, count, request, oldest =
+  ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+
+local function answer(status, pairs_)
+  local out = { status }
+  for _, pair in ipairs(pairs_) do
+    local id, attempt = pair[1], pair[2]
+    local s = load(id)
+    if s and holds(s, owner, attempt) then -- at a replay: leave out what was taken away since
+      local blobs = call('HMGET', skey(id), 'prompt', 'work')
+      for _, value in ipairs({ id, attempt, blobs[1] or '', blobs[2] and 1 or 0, blobs[2] or '', s.failures }) do
+        out[#out + 1] = value
+      end
+    end
+  end
+  return out
+end
+
+local reply, err = stored('take', owner, request)
+if err then return err end
+if reply then return answer('ok', reply.items) end
+if text('held') == '1' then return { 'held' } end
+if version ~= num('version') then return { 'stale_version' } end
+if call('HEXISTS', key('members'), owner) == 0 then return { 'not_member' } end
+
+-- Parked work first: it keeps its credit, so the gate does not bind it.
+local chosen = {}
+if count > 0 then chosen = call('ZRANGE', key('parked'), 0, count - 1) end
+local room = num('max_required') - outstanding() - trained_since_sync()
+local starts = math.max(0, math.min(count - #chosen, room))
+local fresh = {}
+if starts > 0 then
+  local retries = call('ZRANGE', key('retries'), 0, starts - 1)
+  for _, id in ipairs(retries) do chosen[#chosen + 1] = id end
+  if starts > #retries then
+    for _, entry in ipairs(call('XRANGE', key('prompts'), '-', '+', 'COUNT', starts - #retries)) do
+      chosen[#chosen + 1] = entry[2][2]
+    end
+  end
+end
+if #chosen == 0 then
+  if source_dry() then return { 'done' } end
+  if count > 0 and ready_count() > 0 then return { 'gate_closed' } end
+  return { 'empty' }
+end
+
+local t, items = now(), {}
+for i, id in ipairs(chosen) do
+  local s = load(id)
+  leave(s)
+  if s.state == 'parked' and tonumber(s.min_version) < oldest then
+    call('HDEL', skey(id), 'work', 'min_version') -- too old to continue: from the prompt, same credit
+    bump('restarted')
+  end
+  call('HSET', skey(id), 'state', 'in_flight', 'owner', owner, 'attempt', s.attempt + 1, 't_taken', t)
+  call('HSET', key('inflight'), id, owner)
+  call('SADD', key('owned:' .. owner), id)
+  items[i] = { id, s.attempt + 1 }
+end
+store('take', owner, request, { items = items })
+return answer('ok', items)

@@ -1,0 +1,9 @@
+-- floor_step: no retained checkpoint is older, so nothing trained up to it can come back.
+local floor, count = tonumber(ARGV[1]), 0
+local from = num('trimmed')
+if floor <= from then return 0 end
+for _, id in ipairs(call('ZRANGEBYSCORE', key('trained'), '(' .. from, floor)) do
+  count = count + call('HDEL', skey(id), 'prompt')
+end
+call('HSET', META, 'trimmed', floor)
+return count

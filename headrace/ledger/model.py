@@ -1,0 +1,255 @@
+"""Reference model of the ledger: the same operations and answers in plain Python.
+
+Lineages, rounds, membership and validation; the samples themselves are in `model_samples`. Operations have
+the names and arguments of `ops`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.ledger import replies as r
+from headrace.ledger.model_samples import SampleModel
+from headrace.ledger.states import OUTSTANDING, Event, State
+
+
+@dataclass
+class Model(SampleModel):
+    results: dict[int, dict[int, bytes]] = field(default_factory=dict)
+
+    def configure(
+        self,
+        max_required: int,
+        claim_size: int,
+        max_retries: int,
+        max_crashes: int,
+        total: int,
+        fingerprint: str,
+    ) -> r.ConfigureReply:
+        created = self.fingerprint is None
+        if self.fingerprint is not None and fingerprint != self.fingerprint:
+            return r.ConfigureReply("mismatch", self.fingerprint, False)
+        self.fingerprint, self.max_required, self.claim_size = fingerprint, max_required, claim_size
+        self.max_retries, self.max_crashes, self.total = max_retries, max_crashes, total
+        return r.ConfigureReply("ok", fingerprint, created)
+
+    # -- lineages --------------------------------------------------------------------------------
+
+    def open_lineage(self, expected: int, request: str) -> r.OpenLineageReply:
+        if request in self.stored and self.stored[request] == self.lineage:
+            return r.OpenLineageReply(True, self.lineage, self.version)
+        if expected != self.lineage:
+            return r.OpenLineageReply(False, self.lineage, self.version)
+        self.lineage += 1
+        self.phase, self.held, self.fresh, self.final = "adopting", True, True, False
+        self.window, self.trimmed = self.version + 1, -1
+        self.members.clear()
+        self.windows.clear()
+        self.stored[request] = self.lineage
+        return r.OpenLineageReply(True, self.lineage, self.version)
+
+    def _adopting(self, lineage: int) -> bool:
+        if lineage == self.lineage and self.phase == "adopting":
+            return True
+        self._fenced("adopt")
+        return False
+
+    def adopt_trained(self, lineage: int, pairs: Sequence[tuple[str, int]]) -> r.AdoptReply:
+        if not self._adopting(lineage):
+            return r.AdoptReply(r.AdoptStatus.FENCED, "")
+        for name, _ in pairs:
+            if self.get(name) is None:
+                return r.AdoptReply(r.AdoptStatus.UNKNOWN, name)
+        for name, step in pairs:
+            s = self.records[int(name)]
+            s.step = step
+            if s.state is not State.TRAINED:
+                self._move(Event.ADOPT_TRAINED, s, State.TRAINED)
+                s.owner, s.work, s.last = "", None, ()
+        return r.AdoptReply(r.AdoptStatus.OK, "")
+
+    def adopt_rest(self, lineage: int, ids: Sequence[str]) -> r.AdoptReply:
+        if not self._adopting(lineage):
+            return r.AdoptReply(r.AdoptStatus.FENCED, "")
+        back = (State.TRAINED, *OUTSTANDING)
+        for name in ids:
+            s = self.get(name)
+            if s is None:
+                return r.AdoptReply(r.AdoptStatus.UNKNOWN, name)
+            if s.state in back and s.prompt is None:
+                return r.AdoptReply(r.AdoptStatus.TRIMMED, name)
+        for name in ids:
+            s = self.records[int(name)]
+            if s.state in back:
+                trained = s.state in (State.TRAINED, State.TRAINING)
+                self._ready(Event.ADOPT_REST, s, "rollback" if trained else "lineage")
+        return r.AdoptReply(r.AdoptStatus.OK, "")
+
+    def finish_adopt(self, lineage: int) -> r.AdoptReply:
+        if lineage != self.lineage:
+            self._fenced("adopt")
+            return r.AdoptReply(r.AdoptStatus.FENCED, "")
+        if self.phase == "adopting":
+            if self.within(*OUTSTANDING):
+                return r.AdoptReply(r.AdoptStatus.INCOMPLETE, "")
+            self.phase = "idle"
+        return r.AdoptReply(r.AdoptStatus.OK, "")
+
+    def trim(self, floor: int) -> int:
+        if floor <= self.trimmed:
+            return 0
+        gone = [
+            s for s in self.within(State.TRAINED) if self.trimmed < s.step <= floor and s.prompt is not None
+        ]
+        for s in gone:
+            s.prompt = None
+        self.trimmed = floor
+        return len(gone)
+
+    # -- coordinator -----------------------------------------------------------------------------
+
+    def open_term(self) -> r.Term:
+        self.term += 1
+        return r.Term(self.term, self.version, self.round, self.phase, self.lineage, self.digest)
+
+    def hold(self, term: int, round_: int, lineage: int) -> r.Verdict:
+        again = round_ == self.round and self.phase == "syncing"
+        if term != self.term or lineage != self.lineage or self.phase == "adopting":
+            return self._fenced("hold")
+        if round_ <= self.round and not again:
+            return self._fenced("hold")
+        self.phase, self.round, self.held = "syncing", round_, True
+        return r.Verdict.OK
+
+    def commit(
+        self,
+        term: int,
+        round_: int,
+        lineage: int,
+        version: int,
+        digest: str,
+        members: Sequence[str],
+        validate: bool = False,
+        final: bool = False,
+    ) -> r.CommitReply:
+        if (term, round_, lineage) != (self.term, self.round, self.lineage):
+            self._fenced("commit")
+            return r.CommitReply(r.CommitStatus.FENCED, 0)
+        if (version, round_, "idle") == (self.version, self.commit_round, self.phase):
+            return r.CommitReply(r.CommitStatus.OK, 0)
+        if self.phase != "syncing" or version != self.version + 1:
+            self._fenced("commit")
+            return r.CommitReply(r.CommitStatus.FENCED, 0)
+        open_ = sum(s.window < version for s in self.within(State.TRAINING))
+        if open_:
+            return r.CommitReply(r.CommitStatus.TRAINING, open_)
+        self.windows = Counter({w: n for w, n in self.windows.items() if w >= version})
+        self.version, self.digest, self.commit_round = version, digest, round_
+        self.members = dict.fromkeys(members, version)
+        self.held = self.fresh = self.val_open = False
+        self.final = final
+        if validate:
+            self.val_version, self.val_open = version, bool(self.val_rows)
+            self.val_todo, self.val_taken, self.val_done = set(self.val_rows), {}, {}
+            self.results[version] = {}
+        self.phase, self.window = "idle", max(self.window, version)
+        return r.CommitReply(r.CommitStatus.OK, 0)
+
+    def release(self, term: int, round_: int) -> r.Verdict:
+        if term != self.term or round_ != self.round or self.phase == "adopting":
+            return self._fenced("release")
+        self.phase, self.held = "idle", self.fresh
+        return r.Verdict.OK
+
+    def admit(self, term: int, incarnation: str, version: int) -> r.Verdict:
+        if term != self.term or self.phase != "idle" or self.held or version != self.version:
+            return r.Verdict.REFUSED
+        self.members[incarnation] = version
+        return r.Verdict.OK
+
+    def remove_member(self, term: int, incarnation: str) -> r.Verdict:
+        if term != self.term:
+            return self._fenced("remove_member")
+        self.members.pop(incarnation, None)
+        return r.Verdict.OK
+
+    # -- validation ------------------------------------------------------------------------------
+
+    def val_load(self, rows: Sequence[tuple[int, bytes]]) -> int:
+        self.val_rows.update(rows)
+        return len(self.val_rows)
+
+    def val_take(self, owner: str, version: int, count: int, request: str) -> list[tuple[int, bytes]]:
+        if not self.val_open or not version == self.val_version == self.version or owner not in self.members:
+            return []
+        if request in self.stored:
+            rows: list[int] = self.stored[request]  # type: ignore[assignment]
+            return [(row, self.val_rows[row]) for row in rows if self.val_taken.get(row) == owner]
+        if self.held:
+            return []
+        chosen = sorted(self.val_todo)[:count]
+        if chosen:
+            self.stored[request] = chosen
+        self.val_todo -= set(chosen)
+        self.val_taken.update(dict.fromkeys(chosen, owner))
+        return [(row, self.val_rows[row]) for row in chosen]
+
+    def val_finish(self, owner: str, version: int, row: int, result: bytes) -> r.Verdict:
+        if version != self.val_version:
+            return r.Verdict.REFUSED
+        if self.val_done.get(row) == owner:
+            return r.Verdict.OK
+        if not self.val_open or self.val_taken.get(row) != owner or owner not in self.members:
+            return r.Verdict.REFUSED
+        del self.val_taken[row]
+        self.val_done[row] = owner
+        self.results[version][row] = result
+        self.val_open = len(self.val_done) < len(self.val_rows)
+        return r.Verdict.OK
+
+    def val_status(self) -> r.ValStatus:
+        return r.ValStatus(self.val_version, len(self.val_rows), len(self.val_done), self.val_open)
+
+    def val_close(self, version: int) -> r.Verdict:
+        if version != self.val_version:
+            return r.Verdict.REFUSED
+        self.val_open = False
+        return r.Verdict.OK
+
+    def val_results(self, version: int) -> list[bytes]:
+        return [result for _, result in sorted(self.results.get(version, {}).items())]
+
+    def stats(self) -> r.Stats:
+        return r.Stats(
+            counts={state.value: len(self.within(state)) for state in State},
+            issued_total=len(self.records),
+            version=self.version,
+            digest=self.digest,
+            lineage=self.lineage,
+            term=self.term,
+            round=self.round,
+            phase=self.phase,
+            held=self.held,
+            window=self.window,
+            trained_since_sync=self.trained_since_sync,
+            max_required=self.max_required,
+            claim_size=self.claim_size,
+            end_of_data=self.end_of_data,
+            final=self.final,
+            cursor=len(self.records),
+            total=self.total,
+            fenced=sum(self.fenced_by.values()),
+            fenced_by=dict(self.fenced_by),
+            requeued=dict(self.requeued),
+            restarted=self.restarted,
+            died=dict(self.died),
+            left=dict(self.left),
+            dead_reasons=dict(Counter(s.reason for s in self.within(State.DEAD))),
+            dropped_reasons=dict(Counter(s.reason for s in self.within(State.DROPPED))),
+            members=dict(self.members),
+            in_flight_by_owner=dict(Counter(s.owner for s in self.within(State.IN_FLIGHT))),
+            oldest_queued_age_s=0.0,
+            val=self.val_status(),
+        )

@@ -1,0 +1,361 @@
+"""The ledger's operations as values: which script, with which arguments, and how to read its answer.
+
+An `Op` is built once and may be sent any number of times: requests that hand something out carry a
+request id, all others are idempotent, so a lost reply is repaired by sending the same `Op` again.
+Counts are samples; ids are those of `keys.sample_id`; payloads are bytes and never inspected.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from headrace.ledger import replies as r
+
+T = TypeVar("T")
+Arg = bytes | str | int
+
+MAX_DETAIL = 4000
+"""Characters of an error kept with a dead sample."""
+
+
+@dataclass(frozen=True)
+class Op(Generic[T]):
+    """One call of one script."""
+
+    script: str
+    args: tuple[Arg, ...]
+    parse: Callable[[Any], T]
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _text(value: bytes | int) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _verdict(raw: Any) -> r.Verdict:
+    return r.Verdict(_text(raw[0]))
+
+
+def _adopted(raw: Any) -> r.AdoptReply:
+    return r.AdoptReply(r.AdoptStatus(_text(raw[0])), _text(raw[1]) if len(raw) > 1 else "")
+
+
+def _rows(flat: Sequence[Any], width: int) -> Iterable[Sequence[Any]]:
+    return (flat[i : i + width] for i in range(0, len(flat), width))
+
+
+def _incarnation(name: str) -> str:
+    if not name:
+        raise ValueError("an incarnation needs a name")
+    return name
+
+
+def configure(
+    max_required: int, claim_size: int, max_retries: int, max_crashes: int, total: int, fingerprint: str
+) -> Op[r.ConfigureReply]:
+    """Create the run's ledger, or check that it is the same run and set its limits anew.
+
+    `fingerprint` covers what may not change within a run (seed, data, group size, total).
+    """
+
+    def parse(raw: Any) -> r.ConfigureReply:
+        return r.ConfigureReply(_text(raw[0]), _text(raw[1]), bool(int(raw[2])))
+
+    return Op("configure", (max_required, claim_size, max_retries, max_crashes, total, fingerprint), parse)
+
+
+def open_term() -> Op[r.Term]:
+    """A coordinator starts: the term grows and fences everything that older ones send."""
+
+    def parse(raw: Any) -> r.Term:
+        term, version, round_, phase, lineage, digest = (_text(v) for v in raw)
+        return r.Term(int(term), int(version), int(round_), phase, int(lineage), digest)
+
+    return Op("open_term", (), parse)
+
+
+def issue(
+    expected_cursor: int, prompts: Sequence[bytes], end: bool, request_id: str | None = None
+) -> Op[r.IssueReply]:
+    """New samples `expected_cursor`, `expected_cursor + 1`, ...; `end` says that no more will come."""
+    rid = request_id or new_request_id()
+    return Op(
+        "issue",
+        (expected_cursor, int(end), rid, *prompts),
+        lambda raw: r.IssueReply(_text(raw[0]), int(raw[1])),
+    )
+
+
+def beat(owner: str) -> Op[int]:
+    """Count up the owner's beat: the sign of life that `observer.BeatObserver` watches."""
+    return Op("beat", (owner,), int)
+
+
+def beats() -> Op[dict[str, int]]:
+    return Op("beats", (), lambda raw: {_text(k): int(v) for k, v in _rows(raw, 2)})
+
+
+def take(
+    owner: str, version: int, count: int, request_id: str | None = None, oldest_version: int = -1
+) -> Op[r.TakeReply]:
+    """Own up to `count` samples: parked work, then retries in order of issue, then new prompts.
+
+    Parked work with tokens older than `oldest_version` is handed out without them, to start again.
+    """
+
+    def parse(raw: Any) -> r.TakeReply:
+        items = [
+            r.Taken(_text(i), int(a), bytes(p), bytes(w) if int(has) else None, int(f))
+            for i, a, p, has, w, f in _rows(raw[1:], 6)
+        ]
+        return r.TakeReply(r.TakeStatus(_text(raw[0])), items)
+
+    return Op("take", (owner, version, count, request_id or new_request_id(), oldest_version), parse)
+
+
+def finish(
+    owner: str, sample_id: str, attempt: int, payload: bytes, min_version: int, max_version: int, tokens: int
+) -> Op[r.Verdict]:
+    """Queue the complete group. ok | duplicate | fenced."""
+    return Op("finish", (owner, sample_id, attempt, payload, min_version, max_version, tokens), _verdict)
+
+
+def park(owner: str, sample_id: str, attempt: int, work: bytes, min_version: int) -> Op[r.Verdict]:
+    """Save partial work and let go of it. ok | duplicate | fenced."""
+    return Op("park", (owner, sample_id, attempt, work, min_version), _verdict)
+
+
+def hand_back(owner: str, sample_id: str, attempt: int) -> Op[r.Verdict]:
+    """Let go of a sample that was not started. ok | duplicate | fenced."""
+    return Op("hand_back", (owner, sample_id, attempt), _verdict)
+
+
+def fail(owner: str, sample_id: str, attempt: int, reason: str, detail: str) -> Op[r.FailStatus]:
+    """Report a failure of the sample itself; the whole group is retried or dies."""
+    return Op(
+        "fail",
+        (owner, sample_id, attempt, reason, detail[:MAX_DETAIL]),
+        lambda raw: r.FailStatus(_text(raw[0])),
+    )
+
+
+def expire(owner: str, reason: str) -> Op[r.ExpireReply]:
+    """Take everything back from an incarnation that is gone; `reason` is kept as the samples' detail."""
+
+    def parse(raw: Any) -> r.ExpireReply:
+        return r.ExpireReply([_text(i) for i in raw[0]], [_text(i) for i in raw[1]])
+
+    return Op("expire", (owner, reason[:MAX_DETAIL]), parse)
+
+
+def claim(lineage: int, window: int, count: int, request_id: str | None = None) -> Op[r.ClaimReply]:
+    """`count` queued samples at once, or none, or the last of all."""
+
+    def parse(raw: Any) -> r.ClaimReply:
+        items = [
+            r.Claimed(_text(i), _text(e), int(a), int(lo), int(hi), int(n), float(t))
+            for i, e, a, lo, hi, n, t in _rows(raw[1:], 7)
+        ]
+        return r.ClaimReply(r.ClaimStatus(_text(raw[0])), items)
+
+    return Op("claim", (lineage, window, count, request_id or new_request_id()), parse)
+
+
+def train(lineage: int, step: int, ids: Sequence[str]) -> Op[r.Verdict]:
+    """The claimed samples are in optimizer step `step`. All or none: ok | fenced | unknown."""
+    return Op("train", (lineage, step, *ids), _verdict)
+
+
+def bury(lineage: int, sample_id: str, reason: str, detail: str) -> Op[r.Verdict]:
+    """The trainer cannot use this sample. ok | fenced | unknown."""
+    return Op("bury", (lineage, sample_id, reason, detail[:MAX_DETAIL]), _verdict)
+
+
+def drop(lineage: int, ids: Sequence[str], reason: str) -> Op[r.Verdict]:
+    """Leave these out of training on purpose. All or none: ok | fenced | unknown."""
+    return Op("drop", (lineage, reason, *ids), _verdict)
+
+
+def requeue_dead(sample_id: str) -> Op[r.Verdict]:
+    """An operator sends a dead sample back to its start. ok | unknown."""
+    return Op("requeue_dead", (sample_id,), _verdict)
+
+
+def open_lineage(expected_lineage: int, request_id: str | None = None) -> Op[r.OpenLineageReply]:
+    """A trainer starts: compare-and-set of the lineage; holds takes and clears the members."""
+
+    def parse(raw: Any) -> r.OpenLineageReply:
+        return r.OpenLineageReply(_text(raw[0]) == "ok", int(raw[1]), int(raw[2]))
+
+    return Op("open_lineage", (expected_lineage, request_id or new_request_id()), parse)
+
+
+def adopt_trained(lineage: int, pairs: Sequence[tuple[str, int]]) -> Op[r.AdoptReply]:
+    """These (id, step) are trained in the checkpoint. Part of `client.adopt`."""
+    return Op("adopt_trained", (lineage, *(v for pair in pairs for v in pair)), _adopted)
+
+
+def adopt_rest(lineage: int, ids: Sequence[str]) -> Op[r.AdoptReply]:
+    """These are not trained in the checkpoint. Part of `client.adopt`."""
+    return Op("adopt_rest", (lineage, *ids), _adopted)
+
+
+def finish_adopt(lineage: int) -> Op[r.AdoptReply]:
+    """The ledger now agrees with the checkpoint; takes stay held until the first commit."""
+    return Op("finish_adopt", (lineage,), _adopted)
+
+
+def hold(term: int, round_: int, lineage: int) -> Op[r.Verdict]:
+    """Begin round `round_` (counted from 1): takes are held. ok | fenced."""
+    return Op("hold", (term, round_, lineage), _verdict)
+
+
+def commit(
+    term: int,
+    round_: int,
+    lineage: int,
+    version: int,
+    digest: str,
+    members: Sequence[str],
+    validate: bool,
+    final: bool = False,
+) -> Op[r.CommitReply]:
+    """The round's end: `members`, and only they, have `version`; its predecessors' windows are closed."""
+
+    def parse(raw: Any) -> r.CommitReply:
+        return r.CommitReply(r.CommitStatus(_text(raw[0])), int(raw[1]) if len(raw) > 1 else 0)
+
+    return Op(
+        "commit",
+        (term, round_, lineage, version, digest, int(validate), int(final), *map(_incarnation, members)),
+        parse,
+    )
+
+
+def release(term: int, round_: int) -> Op[r.Verdict]:
+    """Give up the round. A lineage without a commit stays held. ok | fenced."""
+    return Op("release", (term, round_), _verdict)
+
+
+def admit(term: int, incarnation: str, version: int) -> Op[r.Verdict]:
+    """A late joiner that has caught up becomes a member. ok | refused (a round runs, version moved on)."""
+    return Op("admit", (term, _incarnation(incarnation), version), _verdict)
+
+
+def remove_member(term: int, incarnation: str) -> Op[r.Verdict]:
+    """ok | fenced. The incarnation keeps what it owns until it parks, hands back or expires."""
+    return Op("remove_member", (term, incarnation), _verdict)
+
+
+def trim(floor_step: int) -> Op[int]:
+    """Free the prompts of samples trained at step <= `floor_step`, the oldest retained checkpoint's.
+
+    States stay. Returns how many prompts went.
+    """
+    return Op("trim", (floor_step,), int)
+
+
+def sample(sample_id: str) -> Op[dict[str, str] | None]:
+    """The record of one sample as text, without its blobs; None for an unknown id."""
+    return Op("sample", (sample_id,), lambda raw: {_text(k): _text(v) for k, v in _rows(raw, 2)} or None)
+
+
+def payloads(ids: Sequence[str]) -> Op[list[bytes | None]]:
+    """Sample messages of queued or training samples; None where there is none."""
+    return Op("payloads", tuple(ids), lambda raw: [bytes(v) or None for v in raw])
+
+
+def dead(offset: int = 0, count: int = 1000) -> Op[list[r.DeadSample]]:
+    """Dead samples in order of issue."""
+    return Op(
+        "dead",
+        (offset, count),
+        lambda raw: [r.DeadSample(_text(i), _text(w), _text(d)) for i, w, d in _rows(raw, 3)],
+    )
+
+
+def val_load(rows: Sequence[tuple[int, bytes]]) -> Op[int]:
+    """Add held-out rows, or replace them; returns how many there are."""
+    return Op("val_load", tuple(v for row in rows for v in row), int)
+
+
+def val_take(
+    owner: str, version: int, count: int, request_id: str | None = None
+) -> Op[list[tuple[int, bytes]]]:
+    """Held-out rows to answer under `version`; empty when there is nothing to do."""
+    return Op(
+        "val_take",
+        (owner, version, count, request_id or new_request_id()),
+        lambda raw: [(int(row), bytes(data)) for row, data in _rows(raw, 2)],
+    )
+
+
+def val_finish(owner: str, version: int, row: int, result: bytes) -> Op[r.Verdict]:
+    """ok | refused."""
+    return Op("val_finish", (owner, version, row, result), _verdict)
+
+
+def val_status() -> Op[r.ValStatus]:
+    def parse(raw: Any) -> r.ValStatus:
+        return r.ValStatus(int(raw[0]), int(raw[1]), int(raw[2]), _text(raw[3]) == "1")
+
+    return Op("val_status", (), parse)
+
+
+def val_close(version: int) -> Op[r.Verdict]:
+    """End the validation; what is unfinished stays unfinished. ok | refused."""
+    return Op("val_close", (version,), _verdict)
+
+
+def val_results(version: int) -> Op[list[bytes]]:
+    """Results so far, in order of row."""
+    return Op("val_results", (version,), lambda raw: [bytes(v) for v in raw])
+
+
+def stats() -> Op[r.Stats]:
+    return Op("stats", (), _stats)
+
+
+def _stats(raw: Any) -> r.Stats:
+    data = json.loads(raw)
+    meta = data["meta"]
+    return r.Stats(
+        counts=data["counts"],
+        issued_total=int(meta["issued_total"]),
+        version=int(meta["version"]),
+        digest=meta["digest"],
+        lineage=int(meta["lineage"]),
+        term=int(meta["term"]),
+        round=int(meta["round"]),
+        phase=meta["phase"],
+        held=meta["held"] == "1",
+        window=int(meta["window"]),
+        trained_since_sync=data["trained_since_sync"],
+        max_required=int(meta["max_required"]),
+        claim_size=int(meta["claim_size"]),
+        end_of_data=meta["end_of_data"] == "1",
+        final=meta["final"] == "1",
+        cursor=int(meta["cursor"]),
+        total=int(meta["total"]),
+        fenced=int(meta["fenced"]),
+        fenced_by=data["fenced_by"],
+        requeued=data["requeued"],
+        restarted=int(meta.get("restarted", 0)),
+        died=data["died"],
+        left=data["left"],
+        dead_reasons=data["dead_reasons"],
+        dropped_reasons=data["dropped_reasons"],
+        members=data["members"],
+        in_flight_by_owner=data["in_flight_by_owner"],
+        oldest_queued_age_s=float(data["oldest_queued_age_s"]),
+        val=r.ValStatus(
+            int(meta["val:version"]), data["val_total"], data["val_done"], meta["val:open"] == "1"
+        ),
+    )

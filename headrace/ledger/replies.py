@@ -1,0 +1,233 @@
+"""Answers of the ledger's operations.
+
+Fields that only the server can know (times, stream entry ids) take no part in equality, so an answer can
+be compared with the reference model's.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Verdict(enum.StrEnum):
+    """Answer of an operation that either happens or is refused."""
+
+    OK = "ok"
+    DUPLICATE = "duplicate"
+    """The same owner and attempt did this before; nothing was done again."""
+    FENCED = "fenced"
+    """Late, or from another term, round, lineage or owner; nothing was done, the refusal was counted."""
+    UNKNOWN = "unknown"
+    """A named sample does not exist or is not in a fitting state; nothing was done."""
+    REFUSED = "refused"
+    """The condition of the compare-and-set does not hold; nothing was done."""
+
+
+class TakeStatus(enum.StrEnum):
+    OK = "ok"
+    EMPTY = "empty"
+    """Nothing is ready; more may come."""
+    GATE_CLOSED = "gate_closed"
+    HELD = "held"
+    """A sync round, or a lineage without its first commit, holds all takes."""
+    STALE_VERSION = "stale_version"
+    NOT_MEMBER = "not_member"
+    DONE = "done"
+    """Data has ended and nothing is ready, parked or in flight."""
+
+
+class FailStatus(enum.StrEnum):
+    RETRIED = "retried"
+    DEAD = "dead"
+    FENCED = "fenced"
+
+
+class ClaimStatus(enum.StrEnum):
+    BATCH = "batch"
+    WAIT = "wait"
+    FINAL_SHORT = "final_short"
+    """The last samples of all, fewer than asked for."""
+    DONE = "done"
+    FENCED = "fenced"
+
+
+class CommitStatus(enum.StrEnum):
+    OK = "ok"
+    FENCED = "fenced"
+    TRAINING = "training"
+    """Samples of the closing window are still `training`."""
+
+
+class AdoptStatus(enum.StrEnum):
+    OK = "ok"
+    FENCED = "fenced"
+    UNKNOWN = "unknown"
+    """The checkpoint names a sample that this ledger never issued."""
+    TRIMMED = "trimmed"
+    """A sample would have to start again but its prompt was trimmed: the checkpoint is too old."""
+    INCOMPLETE = "incomplete"
+    """Work of the abandoned lineage is still outstanding."""
+
+
+@dataclass(frozen=True)
+class ConfigureReply:
+    status: str
+    """`ok`, or `mismatch`: the run was configured with another fingerprint."""
+    fingerprint: str
+    """The stored one."""
+    created: bool
+
+
+@dataclass(frozen=True)
+class Term:
+    term: int
+    version: int
+    round: int
+    phase: str
+    lineage: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class IssueReply:
+    status: str
+    """`issued`, or `conflict`: the cursor is not the expected one, or data has ended."""
+    cursor: int
+    """Next number to issue."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    sample_id: str
+    attempt: int
+    prompt: bytes
+    work: bytes | None
+    """ParkedGroup to continue; None: start from the prompt."""
+    failures: int
+
+
+@dataclass(frozen=True)
+class TakeReply:
+    status: TakeStatus
+    items: list[Taken]
+    """Parked work first, then retries, then new prompts. A repeated request leaves out what its owner has
+    lost since, so `ok` may come with fewer items, even none."""
+
+
+@dataclass(frozen=True)
+class ExpireReply:
+    requeued: list[str]
+    dead: list[str]
+
+
+@dataclass(frozen=True)
+class Claimed:
+    sample_id: str
+    eid: str = field(compare=False)
+    """Entry of the samples stream."""
+    attempt: int
+    min_version: int
+    max_version: int
+    tokens: int
+    t_finished: float = field(compare=False)
+    """Server time, seconds."""
+
+
+@dataclass(frozen=True)
+class ClaimReply:
+    status: ClaimStatus
+    items: list[Claimed]
+    """Oldest finish first."""
+
+
+@dataclass(frozen=True)
+class OpenLineageReply:
+    ok: bool
+    """False: another trainer was faster, or the expected lineage is not the current one."""
+    lineage: int
+    version: int
+
+
+@dataclass(frozen=True)
+class AdoptReply:
+    status: AdoptStatus
+    sample_id: str
+    """The offending one, or empty."""
+
+
+@dataclass(frozen=True)
+class CommitReply:
+    status: CommitStatus
+    training: int
+    """Samples of the closing window that are still `training`."""
+
+
+@dataclass(frozen=True)
+class ValStatus:
+    version: int
+    """-1: there was no validation yet."""
+    total: int
+    done: int
+    open: bool
+    """Whether rows are given out and results accepted."""
+
+
+@dataclass(frozen=True)
+class DeadSample:
+    sample_id: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """One atomic reading of the ledger. Counts are samples, times seconds."""
+
+    counts: dict[str, int]
+    """By state, all eight."""
+    issued_total: int
+    version: int
+    digest: str
+    lineage: int
+    term: int
+    round: int
+    phase: str
+    held: bool
+    window: int
+    trained_since_sync: int
+    """Trained in windows that no commit has closed."""
+    max_required: int
+    claim_size: int
+    end_of_data: bool
+    final: bool
+    """The last commit was the run's last."""
+    cursor: int
+    total: int
+    fenced: int
+    """Answers `fenced` so far."""
+    fenced_by: dict[str, int]
+    """The same by operation; `finish` are complete results that came too late."""
+    requeued: dict[str, int]
+    """Transitions back into `ready` so far, by reason."""
+    restarted: int
+    """Parked work too old to continue, started again from its prompt."""
+    died: dict[str, int]
+    """Transitions into `dead` so far, by reason."""
+    left: dict[str, int]
+    """Transitions into `dropped` so far, by reason."""
+    dead_reasons: dict[str, int]
+    """Samples that are dead now, by reason."""
+    dropped_reasons: dict[str, int]
+    members: dict[str, int]
+    in_flight_by_owner: dict[str, int]
+    oldest_queued_age_s: float = field(compare=False)
+    val: ValStatus
+
+    @property
+    def outstanding(self) -> int:
+        return sum(self.counts[s] for s in ("in_flight", "parked", "queued", "training"))
+
+    @property
+    def balanced(self) -> bool:
+        return sum(self.counts.values()) == self.issued_total

@@ -1,0 +1,135 @@
+"""The life of a sample: eight states and the one table of transitions between them.
+
+Guarantees that the ledger keeps (the table is what the Lua scripts, the reference model, the audit and
+`docs/ledger.md` are checked against):
+
+* a sample is in exactly one state, and in exactly the place of that state, at every instant;
+* the eight counts add up to the number of issued samples;
+* `in_flight + parked + queued + training + trained_since_sync <= max_required`. Only a start (`take`
+  from `ready`) raises the left side, and only while it is below the limit. `trained_since_sync` counts
+  every window that no commit has closed, so the bound also holds between the snapshot of a version and
+  its commit. A re-opened dead sample is `ready` and holds no credit. If `max_required` is lowered, the
+  left side may stand above it, but it does not grow until it has sunk below.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class State(enum.StrEnum):
+    READY = "ready"
+    """Waits for an owner: new, or to be started again from its prompt."""
+    IN_FLIGHT = "in_flight"
+    """Owned by one incarnation, under one attempt number."""
+    PARKED = "parked"
+    """Saved partial work without an owner; keeps its credit at the gate."""
+    QUEUED = "queued"
+    """Finished; its payload is in the samples stream."""
+    TRAINING = "training"
+    """Claimed by the trainer for a window."""
+    TRAINED = "trained"
+    """In an optimizer step. The checkpoint, not this state, is the commit point."""
+    DEAD = "dead"
+    """Given up for a reason; visible, and an operator can send it back."""
+    DROPPED = "dropped"
+    """Left out of training on purpose, for a reason."""
+
+
+OUTSTANDING = (State.IN_FLIGHT, State.PARKED, State.QUEUED, State.TRAINING)
+"""States that hold credit at the gate."""
+
+
+class Event(enum.StrEnum):
+    ISSUE = "issue"
+    TAKE = "take"
+    FINISH = "finish"
+    PARK = "park"
+    HAND_BACK = "hand_back"
+    FAIL = "fail"
+    EXPIRE = "expire"
+    CLAIM = "claim"
+    TRAIN = "train"
+    BURY = "bury"
+    DROP = "drop"
+    REQUEUE_DEAD = "requeue_dead"
+    ADOPT_TRAINED = "adopt_trained"
+    ADOPT_REST = "adopt_rest"
+
+
+@dataclass(frozen=True)
+class Transition:
+    event: Event
+    source: State | None
+    """None: the sample did not exist."""
+    target: State
+    guard: str
+
+
+_S, _E = State, Event
+_HOLDS = "the caller is its owner and names its attempt"
+_LINEAGE = "the caller's lineage is the current one"
+_ADOPTING = "the caller's lineage is the current one and is adopting"
+
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(_E.ISSUE, None, _S.READY, "the feeder's cursor is the ledger's; data has not ended"),
+    Transition(
+        _E.TAKE,
+        _S.READY,
+        _S.IN_FLIGHT,
+        "not held; the owner is a member at the committed version; the gate is open; attempt + 1",
+    ),
+    Transition(
+        _E.TAKE,
+        _S.PARKED,
+        _S.IN_FLIGHT,
+        "not held; the owner is a member at the committed version; the gate is not asked; attempt + 1",
+    ),
+    Transition(
+        _E.FINISH,
+        _S.IN_FLIGHT,
+        _S.QUEUED,
+        f"{_HOLDS}, is a member, and no token is newer than the committed version",
+    ),
+    Transition(_E.PARK, _S.IN_FLIGHT, _S.PARKED, _HOLDS),
+    Transition(_E.HAND_BACK, _S.IN_FLIGHT, _S.READY, f"{_HOLDS}: requeued(handback)"),
+    Transition(_E.FAIL, _S.IN_FLIGHT, _S.READY, f"{_HOLDS}; failures <= max_retries: requeued(failed)"),
+    Transition(_E.FAIL, _S.IN_FLIGHT, _S.DEAD, f"{_HOLDS}; failures > max_retries: dead(reason)"),
+    Transition(
+        _E.EXPIRE, _S.IN_FLIGHT, _S.READY, "its owner expired; crashes <= max_crashes: requeued(expired)"
+    ),
+    Transition(_E.EXPIRE, _S.IN_FLIGHT, _S.DEAD, "its owner expired; crashes > max_crashes: dead(poison)"),
+    Transition(
+        _E.CLAIM,
+        _S.QUEUED,
+        _S.TRAINING,
+        f"{_LINEAGE}; the window is the committed version's or the next; the whole batch is there, or it is "
+        "the last one; oldest first",
+    ),
+    Transition(_E.TRAIN, _S.TRAINING, _S.TRAINED, f"{_LINEAGE} and claimed it"),
+    Transition(_E.BURY, _S.QUEUED, _S.DEAD, _LINEAGE),
+    Transition(_E.BURY, _S.TRAINING, _S.DEAD, f"{_LINEAGE} and claimed it"),
+    Transition(_E.DROP, _S.QUEUED, _S.DROPPED, _LINEAGE),
+    Transition(_E.DROP, _S.TRAINING, _S.DROPPED, f"{_LINEAGE} and claimed it"),
+    Transition(_E.REQUEUE_DEAD, _S.DEAD, _S.READY, "requeued(operator); failures and crashes start anew"),
+    *(
+        Transition(_E.ADOPT_TRAINED, source, _S.TRAINED, f"{_ADOPTING}; the checkpoint has trained it")
+        for source in State
+        if source is not State.TRAINED
+    ),
+    *(
+        Transition(_E.ADOPT_REST, source, _S.READY, f"{_ADOPTING}; not in the checkpoint: requeued({reason})")
+        for source, reason in (
+            (_S.TRAINED, "rollback"),
+            (_S.TRAINING, "rollback"),
+            (_S.IN_FLIGHT, "lineage"),
+            (_S.PARKED, "lineage"),
+            (_S.QUEUED, "lineage"),
+        )
+    ),
+)
+
+ALLOWED: frozenset[tuple[str, str | None, str]] = frozenset(
+    (t.event, t.source, t.target) for t in TRANSITIONS
+)

@@ -1,0 +1,80 @@
+"""Redis URLs: taken apart, and shown to people without the password.
+
+redis-py accepts a password in the user part (`redis://user:secret@host`) and in the query
+(`?password=secret`); both are masked here, so a URL that went through `masked` may be printed or logged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+MASK = "***"
+DEFAULT_PORT = 6379
+_SECRET_QUERY_KEYS = ("password", "ssl_password")
+
+
+@dataclass(frozen=True)
+class RedisAddress:
+    """The parts of a URL. `path` is set for unix sockets only, `host` and `port` for the others."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str | None
+    username: str | None
+    password: str | None
+
+    @property
+    def where(self) -> str:
+        """`host:port` or the socket's path, for messages."""
+        return self.path if self.path is not None else f"{self.host}:{self.port}"
+
+
+def parse(url: str) -> RedisAddress:
+    """Take `url` apart. Raises ValueError (which never quotes the password) when it cannot be read."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or DEFAULT_PORT
+    except ValueError:
+        raise ValueError("not a readable URL; write redis://:password@host:port/0") from None
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ValueError("must start with redis://, rediss:// or unix://")
+    query = dict(parse_qsl(parts.query))
+    password = unquote(parts.password) if parts.password is not None else query.get("password")
+    return RedisAddress(
+        scheme=parts.scheme,
+        host=parts.hostname or "localhost",
+        port=port,
+        path=unquote(parts.path) if parts.scheme == "unix" else None,
+        username=unquote(parts.username) if parts.username else query.get("username"),
+        password=password,
+    )
+
+
+def masked(url: str) -> str:
+    """`url` with every password replaced by `***`; a URL that cannot be read is masked altogether.
+
+    An unquoted `/`, `?` or `#` in a password moves its rest out of the user part: masked altogether, too.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return MASK
+    if "@" in parts.path or "@" in parts.query or parts.fragment:
+        return f"{parts.scheme}://{MASK}"
+    netloc = parts.netloc
+    user, at, host = netloc.rpartition("@")
+    if at:
+        name, colon, _ = user.partition(":")
+        netloc = f"{name}:{MASK}@{host}" if colon else netloc
+    query = parts.query
+    pairs = parse_qsl(query, keep_blank_values=True)
+    if any(key in _SECRET_QUERY_KEYS for key, _ in pairs):
+        query = urlencode([(k, MASK if k in _SECRET_QUERY_KEYS else v) for k, v in pairs], safe="*")
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
+
+
+def build(host: str, port: int, password: str, db: int = 0) -> str:
+    """A `redis://` URL for a server that asks for a password."""
+    return f"redis://:{quote(password, safe='')}@{host}:{port}/{db}"

@@ -1,0 +1,1 @@
+"""The local runner: the services of a run as supervised processes on this machine."""

@@ -1,0 +1,69 @@
+"""`demo:` names and relative paths become absolute paths, so that a service needs neither."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace import demo
+from headrace.config import RunConfig
+from headrace.runner import reward_probe
+
+DEMO_CACHE = Path(".cache/demo")
+
+
+def demo_names(config: RunConfig) -> list[str]:
+    """The `demo:` names in the configuration."""
+    named = [config.model.path, *config.data.train_files, *config.data.val_files]
+    return [name for name in named if demo.is_demo_uri(name)]
+
+
+def demo_ready(config: RunConfig) -> bool:
+    """Whether `resolve` would build nothing."""
+    return not demo_names(config) or demo.is_cached(DEMO_CACHE, config.seed)
+
+
+def demo_command(config: RunConfig) -> list[str]:
+    """The command that prepares the demo (in a process of its own: it imports torch)."""
+    return [sys.executable, "-m", "headrace.demo", "--seed", str(config.seed), "--cache-dir", str(DEMO_CACHE)]
+
+
+def absolute(config: RunConfig) -> RunConfig:
+    """Relative paths made absolute, `demo:` names kept: what a later start is compared with."""
+
+    def path(value: str) -> str:
+        return value if demo.is_demo_uri(value) else str(Path(value).absolute())
+
+    return _with_paths(config, path)
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Every path absolute; `demo:` names must be prepared already (see `demo_ready`)."""
+
+    def path(value: str) -> str:
+        if demo.is_demo_uri(value):
+            return str(demo.resolve(value, DEMO_CACHE, config.seed))
+        return str(Path(value).absolute())
+
+    return _with_paths(config, path)
+
+
+def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
+    reward = config.custom_reward_function
+    if reward_probe.is_file(reward.path):
+        reward = reward.model_copy(update={"path": str(Path(reward.path).absolute())})
+    data = config.data.model_copy(
+        update={
+            "train_files": [path(f) for f in config.data.train_files],
+            "val_files": [path(f) for f in config.data.val_files],
+        }
+    )
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": path(config.model.path)}),
+            "data": data,
+            "custom_reward_function": reward,
+            "runs_dir": str(Path(config.runs_dir).absolute()),
+        }
+    )

@@ -1,0 +1,263 @@
+"""A run's directory: what lies where, whose it is, and whether a new start continues it.
+
+    config.yaml          resolved configuration, secrets masked; what the services read
+    metrics.jsonl        one row per local update (trainer)
+    sync.jsonl           one row per committed sync round (trainer)
+    eval.jsonl           one row per validated version and data source (queue)
+    engine.json          the engine's name and version (rollouters)
+    summary.json         what came out, written when the runner ends
+    logs/<service>.log   output of each service
+    checkpoints/, final/ the trainer's checkpoints and the trained model
+    redis/               the bundled server's append-only file
+    private/             mode 0700: endpoints.json with secrets, the lock, the configuration as asked for
+
+One runner per directory: it holds a lock, which the guardian keeps until the run's last process is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace import config_load
+from headrace.config import RunConfig
+
+FIXED_KEYS = (
+    "seed",
+    "model.path",
+    "model.dtype",
+    "data.train_files",
+    "data.val_files",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.shuffle",
+    "rollout.n",
+    "rollout.total_rollout_steps",
+    "actor.ppo_mini_batch_size",
+    "redis.url",
+)
+"""A run that goes on keeps these: the ledger and the checkpoints were made with them."""
+
+_TAKEOVER_S = 20.0
+"""How long the processes of a killed runner may take to be gone."""
+
+
+class RunInUseError(RuntimeError):
+    """Another runner works in the directory."""
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Paths below one run's directory."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def sync(self) -> Path:
+        return self.root / "sync.jsonl"
+
+    @property
+    def eval(self) -> Path:
+        return self.root / "eval.jsonl"
+
+    @property
+    def engine(self) -> Path:
+        return self.root / "engine.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        return self.root / "final"
+
+    @property
+    def redis(self) -> Path:
+        return self.root / "redis"
+
+    @property
+    def private(self) -> Path:
+        return self.root / "private"
+
+    @property
+    def endpoints(self) -> Path:
+        return self.private / "endpoints.json"
+
+    @property
+    def requested(self) -> Path:
+        """The configuration as asked for: `demo:` names not replaced by paths of the cache."""
+        return self.private / "requested.yaml"
+
+    def log(self, service: str) -> Path:
+        return self.logs / f"{service}.log"
+
+    def create(self) -> None:
+        """Make the directories that are missing."""
+        for directory in (self.root, self.logs, self.checkpoints):
+            directory.mkdir(parents=True, exist_ok=True)
+        for directory in (self.private, self.redis):
+            directory.mkdir(exist_ok=True, mode=0o700)
+            directory.chmod(0o700)
+
+    def lock(self, wait_s: float = _TAKEOVER_S) -> RunLock:
+        """Take the directory. Raises RunInUseError; waits only while a killed runner's processes end."""
+        self.create()
+        path = self.private / "lock"
+        deadline = time.monotonic() + wait_s
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                os.close(descriptor)
+                if _alive(owner) or time.monotonic() > deadline:
+                    raise RunInUseError(
+                        f"{self.root}: in use by a run that is on (process {owner or 'unknown'}); "
+                        "stop it, or choose another name with name=..."
+                    ) from None
+                time.sleep(0.05)
+                continue
+            if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                return RunLock(descriptor)
+            os.close(descriptor)  # the directory was moved aside meanwhile
+            self.create()
+
+    def in_use(self) -> bool:
+        """Whether a runner (or what is left of one) holds the directory."""
+        try:
+            descriptor = os.open(self.private / "lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def move_aside(self) -> Path:
+        """Rename the directory to the first free `<name>.<n>` and return that."""
+        number = 1
+        while (target := self.root.with_name(f"{self.root.name}.{number}")).exists():
+            number += 1
+        os.rename(self.root, target)
+        return target
+
+    def read_summary(self) -> dict[str, Any] | None:
+        return read_json(self.summary)
+
+    def changed_keys(self, config: RunConfig) -> list[str]:
+        """What the configuration changes of a run that is to go on, one sentence per fixed key.
+
+        Raises ConfigError when the stored configuration cannot be read.
+        """
+        if not self.requested.exists():
+            return []
+        stored = config_load.load(self.requested)
+        lines = []
+        for key in FIXED_KEYS:
+            was, now = config_load.value_at(stored, key), config_load.value_at(config, key)
+            if was != now:
+                lines.append(
+                    f"{self.root}: {key}: was {was!r} when the run was begun and is {now!r} now; "
+                    "set it back, or begin anew with trainer.resume=never or another name"
+                )
+        return lines
+
+
+@dataclass
+class RunLock:
+    """The directory is this process's for as long as `descriptor` (or a copy of it) is open."""
+
+    descriptor: int
+
+    def release(self) -> None:
+        if self.descriptor >= 0:
+            os.ftruncate(self.descriptor, 0)
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _alive(pid: str) -> bool:
+    if not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """Write JSON so that readers see the old file or the new one, never half of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None when there is none or it cannot be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects in a JSON-lines file; a last line that was cut short is left out."""
+    rows = []
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def find_run(name: str, runs_dir: Path) -> RunLayout | None:
+    """The run called `name`, or in the directory `name`; None when there is none."""
+    for root in (runs_dir / name, Path(name)):
+        if (root / "config.yaml").exists() or (root / "private").is_dir():
+            return RunLayout(root.resolve())
+    return None

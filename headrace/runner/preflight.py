@@ -1,0 +1,214 @@
+"""Checks before anything is started. Each returns its problems as `where: what; what to do` lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from headrace import demo, redis_url
+from headrace.config import RunConfig
+from headrace.data.rows import DataError, load_rows
+from headrace.runner import reward_probe
+from headrace.runner.redis_client import connect
+from headrace.valkey_server import ValkeyError, server_binary
+
+_REWARD_IMPORT_S = 60.0
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+def problems(config: RunConfig) -> list[str]:
+    """Everything found wrong. `demo:` names still in the configuration are checked as names only."""
+    return [
+        *_demo_names(config),
+        *_data(config),
+        *_model(config),
+        *_reward(config),
+        *_redis(config),
+        *_ports(config),
+    ]
+
+
+def _demo_names(config: RunConfig) -> Iterator[str]:
+    named = {"model.path": [config.model.path]}
+    named |= {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
+    for key, values in named.items():
+        for value in values:
+            if demo.is_demo_uri(value) and value not in demo.KNOWN_URIS:
+                yield f"{key}: {value!r} is no demo asset; known are {', '.join(demo.KNOWN_URIS)}"
+
+
+def _data(config: RunConfig) -> Iterator[str]:
+    for key, files in (("train_files", config.data.train_files), ("val_files", config.data.val_files)):
+        files = [f for f in files if not demo.is_demo_uri(f)]
+        for missing in [f for f in files if not Path(f).is_file()]:
+            yield f"data.{key}: {missing}: no such file; correct the path"
+        present = [f for f in files if Path(f).is_file()]
+        if not present:
+            continue
+        try:
+            rows = load_rows(present)
+        except DataError as error:
+            yield from (f"data.{key}: {line}" for line in str(error).splitlines())
+            continue
+        if not rows:
+            yield f"data.{key}: {', '.join(present)}: no rows; add some"
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    if demo.is_demo_uri(config.model.path):
+        return
+    path = Path(config.model.path)
+    where = f"model.path: {path}"
+    if not path.is_dir():
+        yield f"{where}: no such directory; give a Hugging Face model directory on this machine"
+        return
+    try:
+        settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        settings = None
+        yield f"{where}: no config.json; give a directory that save_pretrained wrote"
+    except (OSError, ValueError) as error:
+        settings = None
+        yield f"{where}/config.json: not readable as JSON: {error}; download the model again"
+    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        yield f"{where}: no tokenizer; copy tokenizer.json and tokenizer_config.json into it"
+    yield from _weights(path)
+    if isinstance(settings, dict):
+        yield from _lengths(config, settings)
+
+
+def _weights(path: Path) -> Iterator[str]:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            yield f"model.path: {index}: not readable; download the model again"
+            return
+        missing = sorted(s for s in shards if not (path / s).is_file())
+        if missing:
+            yield f"model.path: {path}: {', '.join(missing)} missing; download the model again"
+    elif not any(path.glob("*.safetensors")):
+        yield (
+            f"model.path: {path}: no *.safetensors weights; save the model with "
+            "save_pretrained(..., safe_serialization=True)"
+        )
+
+
+def _lengths(config: RunConfig, settings: dict[str, Any]) -> Iterator[str]:
+    text = settings.get("text_config")
+    limit = settings.get("max_position_embeddings")
+    if limit is None and isinstance(text, dict):
+        limit = text.get("max_position_embeddings")
+    if not isinstance(limit, int):
+        return
+    length = config.data.max_prompt_length + config.data.max_response_length
+    if length > limit:
+        yield (
+            f"data.max_prompt_length + data.max_response_length = {length}, but the model takes {limit} "
+            "positions (max_position_embeddings); shorten them"
+        )
+    if config.model.max_model_len is not None and config.model.max_model_len > limit:
+        yield (
+            f"model.max_model_len: {config.model.max_model_len} is more than the model's {limit} positions "
+            "(max_position_embeddings); lower it"
+        )
+
+
+def _reward(config: RunConfig) -> Iterator[str]:
+    path, name = config.custom_reward_function.path, config.custom_reward_function.name
+    where = f"custom_reward_function.path: {path}"
+    if reward_probe.is_file(path) and not Path(path).is_file():
+        yield f"{where}: no such file; correct the path"
+        return
+    argv = [sys.executable, "-m", reward_probe.__name__, path, name]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_REWARD_IMPORT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield f"{where}: its import did not end within {_REWARD_IMPORT_S:.0f} s; make it quicker"
+        return
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        why = said[-1] if said else f"its import ended the process with code {done.returncode}"
+        yield why if why.startswith("custom_reward_function") else f"{where}: {why}; correct it"
+
+
+def _redis(config: RunConfig) -> Iterator[str]:
+    if config.redis.url is None:
+        try:
+            server_binary()
+        except ValkeyError as error:
+            yield f"redis.url: not set, and {error}"
+        return
+    yield from external_redis_problems(config.redis.url, config.redis.connect_timeout_s)
+
+
+def external_redis_problems(url: str, timeout_s: float) -> Iterator[str]:
+    """Whether the server answers, lets us in and keeps what it is given. Never shows the password."""
+    try:
+        address = redis_url.parse(url)
+    except ValueError as error:
+        yield f"redis.url: {error}"
+        return
+    shown = redis_url.masked(url)
+    try:
+        with connect(url, timeout_s) as client:
+            info = client.info()
+    except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
+        if address.password is None:
+            yield f"redis.url: {shown}: the server asks for a password; write redis://:password@host:port/0"
+        else:
+            yield f"redis.url: {shown}: the server refuses this user or password; correct it in the URL"
+        return
+    except redis.ResponseError as error:
+        if "NOAUTH" in str(error) or "Authentication required" in str(error):
+            yield f"redis.url: {shown}: the server asks for a password; write redis://:password@host:port/0"
+        else:
+            yield f"redis.url: {shown}: the server answers with an error: {error}"
+        return
+    except (redis.ConnectionError, redis.TimeoutError, OSError, ValueError) as error:
+        reason = str(error).replace(url, shown)
+        if address.password:
+            reason = reason.replace(address.password, redis_url.MASK)
+        yield (
+            f"redis.url: {shown}: no answer from {address.where} within {timeout_s:g} s ({reason}); "
+            "start the server, correct the URL, or leave redis.url out to use the bundled one"
+        )
+        return
+    policy = info.get("maxmemory_policy")
+    if policy not in (None, "noeviction"):
+        yield (
+            f"redis.url: {shown}: maxmemory-policy is {policy}, so samples could be evicted; "
+            "set it to noeviction on the server"
+        )
+
+
+def _ports(config: RunConfig) -> Iterator[str]:
+    services = config.services
+    wanted = {"queue_port": services.queue_port, "coordinator_port": services.coordinator_port}
+    if services.queue_port and services.queue_port == services.coordinator_port:
+        yield f"services.queue_port and services.coordinator_port are both {services.queue_port}; change one"
+        return
+    for key, port in wanted.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((services.host, port))
+            except OSError as error:
+                if not port:
+                    yield f"services.host: {services.host}: {os.strerror(error.errno or 0)}; use 127.0.0.1"
+                    return
+                yield (
+                    f"services.{key}: port {port} on {services.host}: {os.strerror(error.errno or 0)}; "
+                    "choose another, or 0 for a free one"
+                )

@@ -1,0 +1,307 @@
+"""Supervision: services are started in order, restarted when they exit, stopped in order.
+
+    state      event                                      next
+    waiting    everything of an earlier stage was ready    starting
+    starting   its readiness check holds                   ready
+    starting   deadline, never ready before                run failed
+    starting   deadline, was ready before                  killed, as an exit
+    starting, ready   exit 0 of the service that completes the run   run completed
+    starting, ready   exit 78 (EX_CONFIG)                  run failed
+    starting, ready   exit, restarts left                  backoff
+    starting, ready   exit, no restarts left               run failed
+    starting, ready   the service it is bound to ended     terminated; its exit is not counted
+    backoff    the pause is over                           starting
+
+Guarantees: when a service is started again, nothing that its previous start left behind is alive; a
+signal of the terminal never reaches a service; nothing here blocks for longer than one readiness check,
+except `stop`, which has a deadline.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.runner.guardian import kill_marked
+from headrace.runner.spawn import Guard, marked_env, spawn
+
+EX_STOPPED = 75
+"""Exit code of a trainer that was told to stop and can be resumed (EX_TEMPFAIL)."""
+EX_CONFIG = 78
+"""Exit code of a service whose configuration is at fault: starting it again changes nothing."""
+
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 10.0
+KILL_WAIT_S = 10.0
+_PROBE_EVERY_S = 0.2
+_POLL_S = 0.05
+
+Start = Callable[[Mapping[str, str]], subprocess.Popen[bytes]]
+"""Starts the process with the environment given."""
+
+
+class State(enum.StrEnum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    BACKOFF = "backoff"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Service:
+    """One supervised process."""
+
+    name: str
+    log: Path
+    start: Start
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    ready: Callable[[], bool] | None = None
+    """Cheap check that answers within a second; None: ready as soon as it runs."""
+    stage: int = 0
+    """Started once every service of a lower stage has been ready."""
+    completes: bool = False
+    """Its exit with code 0 completes the run."""
+    bound_to: str | None = None
+    """Restarted whenever that service had to be restarted."""
+
+
+def command(argv: Sequence[str | Path], log: Path, cwd: Path | None = None) -> Start:
+    """The usual `Start`: a command line whose output is appended to `log`."""
+    return lambda env: spawn(argv, log=log, env=env, cwd=cwd)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The run is complete."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The run cannot go on. `reason` is a sentence; `log` is where the service wrote."""
+
+    service: str
+    reason: str
+    log: Path
+
+
+@dataclass
+class Child:
+    """A service's present process and its past."""
+
+    service: Service
+    state: State = State.WAITING
+    process: subprocess.Popen[bytes] | None = None
+    mark: str = ""
+    starts: int = 0
+    exits: int = 0
+    """Exits that count against the limit of restarts."""
+    was_ready: bool = False
+    exit_code: int | None = None
+    deadline: float = 0.0
+    due: float = 0.0
+    next_probe: float = 0.0
+    recycling: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.service.name
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Supervisor:
+    """Call `poll` a few times a second from the main thread, then `stop` what is to stop."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        max_restarts: int,
+        start_timeout_s: float,
+        recycle_grace_s: float = 10.0,
+        note: Callable[[str], None] = lambda text: None,
+        keep_fds: Sequence[int] = (),
+    ) -> None:
+        """`note` gets a sentence on every restart. `keep_fds` outlive the last process of the run."""
+        self.children = {service.name: Child(service) for service in services}
+        self.instance = secrets.token_hex(8)
+        self._max_restarts = max_restarts
+        self._start_timeout_s = start_timeout_s
+        self._recycle_grace_s = recycle_grace_s
+        self._note = note
+        self._guard = Guard(self.instance, keep_fds)
+
+    def poll(self) -> Completed | Failed | None:
+        """Move every service on; None while the run goes on."""
+        for child in self.children.values():
+            outcome = self._advance(child, time.monotonic())
+            if outcome is not None:
+                return outcome
+        return None
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the services that run."""
+        return {c.name: c.process.pid for c in self.children.values() if c.process is not None and c.running}
+
+    @property
+    def all_ready(self) -> bool:
+        return all(child.state is State.READY for child in self.children.values())
+
+    def _advance(self, child: Child, now: float) -> Completed | Failed | None:
+        if child.state is State.WAITING:
+            earlier = (c for c in self.children.values() if c.service.stage < child.service.stage)
+            return self._start(child, now) if all(c.was_ready for c in earlier) else None
+        if child.state is State.BACKOFF:
+            master = self.children.get(child.service.bound_to or "")
+            held = master is not None and master.state is not State.READY
+            return self._start(child, now) if now >= child.due and not held else None
+        if child.process is None or child.state is State.ENDED:
+            return None
+        code = child.process.poll()
+        if code is not None:
+            return self._exited(child, code, now)
+        if child.recycling:
+            if now >= child.deadline:
+                child.process.kill()
+            return None
+        if child.state is State.STARTING:
+            return self._starting(child, now)
+        return None
+
+    def _start(self, child: Child, now: float) -> Failed | None:
+        child.starts += 1
+        child.mark = f"{self.instance}/{child.name}/{child.starts}"
+        try:
+            child.process = child.service.start(marked_env(child.service.env, child.mark))
+        except (OSError, RuntimeError) as error:
+            return Failed(child.name, f"{child.name} cannot be started: {error}", child.service.log)
+        child.state = State.STARTING
+        child.recycling = False
+        child.deadline = now + self._start_timeout_s
+        child.next_probe = now
+        return self._starting(child, now) if child.service.ready is None else None
+
+    def _starting(self, child: Child, now: float) -> Failed | None:
+        ready = child.service.ready
+        if ready is not None:
+            if now < child.next_probe:
+                return None
+            child.next_probe = now + _PROBE_EVERY_S
+        if ready is None or ready():
+            child.state = State.READY
+            child.was_ready = True
+            return None
+        if now >= child.deadline:
+            if not child.was_ready:
+                reason = f"{child.name} was not ready within {self._start_timeout_s:.0f} s of its start"
+                return Failed(child.name, reason, child.service.log)
+            assert child.process is not None
+            child.process.kill()  # seen as an exit by the next poll
+        return None
+
+    def _exited(self, child: Child, code: int, now: float) -> Completed | Failed | None:
+        child.exit_code = code
+        child.state = State.ENDED
+        kill_marked(child.mark)
+        if child.service.completes and code == 0:
+            return Completed()
+        if code == EX_CONFIG:
+            reason = f"{child.name} exited with code {code}: its configuration is at fault"
+            return Failed(child.name, reason, child.service.log)
+        if child.recycling:
+            child.state, child.due = State.BACKOFF, now
+            return None
+        child.exits += 1
+        how = describe_exit(child.name, code)
+        if child.exits > self._max_restarts:
+            times = "once" if child.exits == 1 else f"{child.exits} times"
+            return Failed(child.name, f"{how} ({times})", child.service.log)
+        pause = min(BACKOFF_FIRST_S * 2 ** (child.exits - 1), BACKOFF_MAX_S)
+        child.state, child.due = State.BACKOFF, now + pause
+        self._note(
+            f"{how}; restart {child.exits} of {self._max_restarts} in {pause:g} s (log: {child.service.log})"
+        )
+        for other in self.children.values():
+            if other.service.bound_to == child.name and other.running and not other.recycling:
+                self._recycle(other, now)
+        return None
+
+    def _recycle(self, child: Child, now: float) -> None:
+        """End a service so that it starts anew; not counted against it."""
+        assert child.process is not None
+        self._note(f"{child.name} is restarted with {child.service.bound_to}")
+        child.recycling = True
+        child.deadline = now + self._recycle_grace_s
+        child.process.send_signal(signal.SIGTERM)
+
+    def stop(
+        self, names: Sequence[str], grace_s: float, hurry: Callable[[], bool] = lambda: False
+    ) -> list[str]:
+        """SIGTERM to `names` at once, SIGKILL after `grace_s` seconds or once `hurry()`; wait for their end.
+
+        Returns the names that had to be killed. Nothing is restarted meanwhile.
+        """
+        children = [self.children[name] for name in names if name in self.children]
+        running = [c for c in children if c.running and c.process is not None]
+        for child in running:
+            assert child.process is not None
+            child.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + grace_s
+        while any(c.running for c in running) and time.monotonic() < end and not hurry():
+            time.sleep(_POLL_S)
+        killed = [c.name for c in running if c.running]
+        self._kill(children)
+        return killed
+
+    def kill_all(self) -> None:
+        """SIGKILL everything at once."""
+        self._kill(list(self.children.values()))
+
+    def close(self) -> None:
+        """Kill whatever is left and end the guardian. Last call."""
+        self.kill_all()
+        self._guard.close()
+
+    def _kill(self, children: Sequence[Child]) -> None:
+        for child in children:
+            if child.process is not None and child.running:
+                child.process.kill()
+        for child in children:
+            if child.process is not None:
+                try:
+                    child.exit_code = child.process.wait(KILL_WAIT_S)
+                except subprocess.TimeoutExpired:
+                    self._note(f"{child.name} (process {child.process.pid}) does not end even when killed")
+                kill_marked(child.mark)
+            child.state = State.ENDED
+
+
+def describe_exit(name: str, code: int) -> str:
+    """`rollouter-1 exited with code 3`, or by which signal it was killed."""
+    if code >= 0:
+        return f"{name} exited with code {code}"
+    try:
+        return f"{name} was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"{name} was killed by signal {-code}"
+
+
+def last_lines(log: Path, count: int = 20) -> list[str]:
+    """The end of a log file; empty when there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            return file.read().decode("utf-8", errors="replace").splitlines()[-count:]
+    except OSError:
+        return []

@@ -1,0 +1,316 @@
+"""One start of a run, from the first process to the summary.
+
+Ends in one of three ways, each of which stops every process and writes `summary.json`:
+
+    completed   the trainer exited 0                          exit code 0
+    stopped     Ctrl-C or SIGTERM; can be resumed             exit code 130
+    failed      a service is beyond its restarts              exit code 1
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+import redis
+
+from headrace import config_load
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError
+from headrace.ledger import ops
+from headrace.ledger.audit import AuditReport, audit
+from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.ledger.replies import Stats
+from headrace.runner import assets, preflight
+from headrace.runner import summary as summaries
+from headrace.runner.layout import RunLayout, RunLock, write_json
+from headrace.runner.memory import MemoryRecord
+from headrace.runner.processes import (
+    EX_STOPPED,
+    Completed,
+    Failed,
+    State,
+    Supervisor,
+    describe_exit,
+    last_lines,
+)
+from headrace.runner.progress import Display, LedgerWatch, MetricsTail, Progress
+from headrace.runner.redis_client import connect
+from headrace.runner.services import Endpoints, choose_endpoints, plan, service_table, stop_groups
+from headrace.runner.spawn import spawn
+
+EXIT_COMPLETED, EXIT_FAILED, EXIT_STOPPED = 0, 1, 130
+_POLL_S = 0.05
+_TICK_S = 1.0
+_FAIL_GRACE_S = 5.0
+_LOG_LINES = 20
+
+
+class Signals:
+    """Counts Ctrl-C, SIGTERM and SIGHUP instead of letting them end the process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._previous[number] = signal.signal(number, self._seen)
+        return self
+
+    def _seen(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+class Session:
+    """Owns the processes of one start. `run`, then `close` whatever happened."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: RunLayout,
+        lock: RunLock,
+        display: Display,
+        signals: Signals,
+        resume_command: str,
+    ) -> None:
+        """`config` as asked for: paths absolute, `demo:` names not resolved yet."""
+        self.requested = config
+        self.config = config
+        self.layout = layout
+        self.display = display
+        self.signals = signals
+        self.resume_command = resume_command
+        self.memory = MemoryRecord()
+        self.progress = Progress(plan(config).updates)
+        self._lock = lock
+        self._began = time.monotonic()
+        self._ends: Endpoints | None = None
+        self._supervisor: Supervisor | None = None
+        self._watch: LedgerWatch | None = None
+        self._tail = MetricsTail(layout.metrics, from_end=True)
+        self._next_tick = 0.0
+        self._written_pids: dict[str, int] = {}
+
+    def run(self) -> int:
+        """Everything; returns the exit code. Raises ConfigError for what shows only with the demo made."""
+        if not assets.demo_ready(self.config) and not self._prepare_demo():
+            return self._end("stopped", None)
+        self.config = assets.resolve(self.config)
+        found = preflight.problems(self.config)
+        if found:
+            raise ConfigError(found)
+        config_load.write(self.config, self.layout.config)
+        config_load.write(self.requested, self.layout.requested)
+        ends = choose_endpoints(self.config, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        self._ends = ends
+        services = self.config.services
+        supervisor = Supervisor(
+            service_table(self.config, self.layout, ends),
+            max_restarts=services.max_restarts,
+            start_timeout_s=services.start_timeout_s,
+            recycle_grace_s=services.stop_timeout_s,
+            note=self.display.note,
+            keep_fds=[self._lock.descriptor],
+        )
+        self._supervisor = supervisor
+        self._watch = LedgerWatch(ends.redis_url, self.config.name)
+        outcome = self._supervise(supervisor)
+        if isinstance(outcome, Completed):
+            self.display.phase("complete; stopping the services")
+            self._stop_in_order(supervisor, hurry_at=1)
+            return self._end("completed", None)
+        if isinstance(outcome, Failed):
+            return self._fail(supervisor, outcome)
+        return self._stop_on_request(supervisor)
+
+    def close(self) -> None:
+        """Leave no process behind. Safe after any error."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
+        self.display.close()
+
+    # -- while it runs --------------------------------------------------------------------------------
+
+    def _prepare_demo(self) -> bool:
+        """Make the demo's model and data; False when stopped. Raises ConfigError."""
+        log = self.layout.log("demo")
+        process = spawn(assets.demo_command(self.config), log=log)
+        try:
+            while process.poll() is None and not self.signals.count:
+                said = last_lines(log, 1)
+                progress = f": {said[0]}" if said and said[0].startswith("warm-up") else ""
+                self.display.phase(f"preparing the demo model, once{progress}")
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            code = process.wait()
+        if self.signals.count:
+            self._say_stopping()
+            return False
+        if code or not assets.demo_ready(self.config):
+            shown = "\n".join(f"    {line}" for line in last_lines(log, 5))
+            raise ConfigError([f"the demo cannot be prepared ({describe_exit('it', code)}); {log}:\n{shown}"])
+        return True
+
+    def _supervise(self, supervisor: Supervisor) -> Completed | Failed | None:
+        """Until the run is complete, has failed, or is asked to stop (None)."""
+        while not self.signals.count:
+            outcome = supervisor.poll()
+            if outcome is not None:
+                return outcome
+            if time.monotonic() >= self._next_tick:
+                self._tick(supervisor)
+                self._next_tick = time.monotonic() + _TICK_S
+            time.sleep(_POLL_S)
+        return None
+
+    def _tick(self, supervisor: Supervisor) -> None:
+        """Once a second: what is new goes to the display, to the memory record and to endpoints.json."""
+        pids = supervisor.pids()
+        if pids != self._written_pids and self._ends is not None:
+            write_json(self.layout.endpoints, endpoints_json(self._ends, pids), mode=0o600)
+            self._written_pids = pids
+        self.progress.add_rows(self._tail.new_rows(), time.monotonic())
+        self.progress.read_scores(self.layout.eval)
+        self.progress.stats = self._watch.stats if self._watch else None
+        self.progress.services = {c.name: str(c.state) for c in supervisor.children.values()}
+        if self.progress.arrivals:  # training has begun: starting up would look like a leak
+            self.memory.sample(pids)
+        self.display.phase(phase_text(supervisor, self.progress))
+        self.display.update(self.progress)
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def _say_stopping(self) -> None:
+        self.display.note(f"stopping, the run can be resumed with: {self.resume_command}")
+
+    def _stop_on_request(self, supervisor: Supervisor) -> int:
+        self._say_stopping()
+        self.display.phase("stopping; Ctrl-C again kills at once")
+        self._stop_in_order(supervisor, hurry_at=2)
+        trainer = supervisor.children["trainer"]
+        if trainer.starts and trainer.exit_code == 0:
+            return self._end("completed", None)
+        if trainer.starts and trainer.exit_code not in (EX_STOPPED, None):
+            how = describe_exit("the trainer", trainer.exit_code)
+            self.display.note(f"{how} before it saved; the run will go on from its last checkpoint")
+        return self._end("stopped", None)
+
+    def _stop_in_order(self, supervisor: Supervisor, hurry_at: int) -> None:
+        """Trainer, rollouters, queue, coordinator, rendezvous; the server stays for the last reading."""
+        grace = self.config.services.stop_timeout_s
+        for group in stop_groups(list(supervisor.children)):
+            supervisor.stop(group, grace, hurry=lambda: self.signals.count >= hurry_at)
+            if self.signals.count >= 2:
+                self.display.note("killing everything")
+                supervisor.kill_all()
+                return
+
+    def _fail(self, supervisor: Supervisor, failed: Failed) -> int:
+        names = [name for name in supervisor.children if name != "valkey"]
+        supervisor.stop(names, _FAIL_GRACE_S, hurry=lambda: self.signals.count >= 1)
+        self.display.note(f"{failed.reason}; the end of its log:")
+        for line in last_lines(failed.log, _LOG_LINES):
+            self.display.note(f"    {line}")
+        self.display.note(f"the whole log: {failed.log}")
+        return self._end("failed", failed.reason)
+
+    def _end(self, status: str, reason: str | None) -> int:
+        """Read the ledger a last time, stop its server, write and show the summary."""
+        stats, report = self._last_reading()
+        if self._supervisor is not None:
+            self._supervisor.stop(["valkey"], self.config.services.stop_timeout_s)
+        summary = summaries.build(
+            status=status,
+            reason=reason,
+            config=self.config,
+            layout=self.layout,
+            stats=stats,
+            audit=report,
+            wall_s=time.monotonic() - self._began,
+            memory=self.memory.samples,
+        )
+        write_json(self.layout.summary, summary)
+        self.close()
+        for line in summaries.lines(summary, self.layout):
+            print(line, flush=True)
+        for problem in (report.problems if report else [])[:10]:
+            print(f"    {problem}", flush=True)
+        print(self._next_step(status), flush=True)
+        if status == "completed":
+            return EXIT_COMPLETED if report is None or report.balanced else EXIT_FAILED
+        return EXIT_FAILED if status == "failed" else EXIT_STOPPED
+
+    def _next_step(self, status: str) -> str:
+        if status == "completed":
+            return (
+                f'next: AutoModelForCausalLM.from_pretrained("{self.layout.final}"); '
+                f"headrace audit {self.config.name} lists the ledger"
+            )
+        if status == "failed":
+            return f"next: correct what the log names, then continue with: {self.resume_command}"
+        return f"next: continue with: {self.resume_command}"
+
+    def _last_reading(self) -> tuple[Stats | None, AuditReport | None]:
+        """The ledger's statistics and balance; what was read last when the server is gone already."""
+        seen = self._watch.stats if self._watch else None
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._ends is None or self._supervisor is None:
+            return None, None
+        valkey = self._supervisor.children.get("valkey")
+        if valkey is not None and valkey.state is not State.READY:
+            return seen, None
+        try:
+            with connect(self._ends.redis_url, timeout_s=10.0) as client:
+                seen = SyncLedger(client, self.config.name, retry_s=1.0).run(ops.stats())
+                return seen, audit(client, self.config.name)
+        except (LedgerError, redis.RedisError, OSError) as error:
+            if seen is not None:  # otherwise no ledger was ever begun
+                self.display.note(f"the ledger could not be read at the end: {error}")
+            return seen, None
+
+
+def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
+    """`private/endpoints.json`: where a live run is reached. Holds secrets."""
+    return {
+        "run": ends.run,
+        "redis_url": ends.redis_url,
+        "external_redis": ends.external_redis,
+        "coordinator": ends.coordinator,
+        "queue": ends.queue,
+        "rendezvous": ends.rendezvous,
+        "rollouters": [f"http://{ends.host}:{port}" for port in ends.rollouter_ports],
+        "token": ends.token,
+        "pids": pids,
+    }
+
+
+def phase_text(supervisor: Supervisor, progress: Progress) -> str:
+    """What the run waits for now; empty while it trains undisturbed."""
+    pending = [c for c in supervisor.children.values() if c.state is not State.READY]
+    if pending:
+        stage = min(c.service.stage for c in pending)
+        names = ", ".join(c.name for c in pending if c.service.stage == stage)
+        verb = "restarting" if any(c.was_ready or c.exits for c in pending) else "starting"
+        engines = any(c.name.startswith("rollouter-") for c in pending)
+        return f"{verb} {names}" + (" (loading the model)" if engines and verb == "starting" else "")
+    if not progress.arrivals:
+        return "waiting for the first update"
+    return "training"

@@ -1,0 +1,96 @@
+"""Start a child process that outlives nothing.
+
+Every child is the leader of a session of its own, so the terminal's Ctrl-C does not reach it, and is
+killed by the kernel when the *thread* that started it ends (PR_SET_PDEATHSIG): start children from the
+main thread. What a child itself has started is not covered by that; `headrace.runner.guardian` is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from headrace.runner import guardian
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """What the child does between fork and exec."""
+
+    def arm() -> None:
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # the parent died before the line above
+                os._exit(1)
+
+    return arm
+
+
+def spawn(
+    argv: Sequence[str | Path],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `argv`; stdout and stderr are appended to `log`, stdin is empty.
+
+    Raises OSError when the program cannot be started.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [str(a) for a in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )
+
+
+def marked_env(env: Mapping[str, str], mark: str) -> dict[str, str]:
+    """`env` with the mark by which a process and all that it starts can be found.
+
+    SPT_NOENV keeps the setproctitle package, which vLLM uses, from writing over what /proc shows.
+    """
+    return {**env, guardian.MARK: mark, "SPT_NOENV": "1"}
+
+
+class Guard:
+    """The guardian process; `close` ends it and with it whatever is still marked."""
+
+    def __init__(self, mark: str, keep_fds: Sequence[int] = ()) -> None:
+        """`keep_fds` (the run's lock) stay open for as long as marked processes live."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", guardian.__file__, mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=tuple(keep_fds),
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self, timeout_s: float = 20.0) -> bool:
+        """Whether everything marked is gone."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            return self._process.wait(timeout_s) == 0
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return False

@@ -1,0 +1,77 @@
+"""The staleness gate and the mode, as pure functions.
+
+With S local updates between two syncs, R mini-batches of M samples per update, threshold eta, and
+B = S*R*M samples per window:
+
+    max_required = B + floor(eta * B)
+    a new start is allowed  <=>  in_flight + parked + queued + training + trained_since_sync < max_required
+
+The ledger evaluates the right-hand side inside `take` from its own state; there is no other counter.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal
+
+
+class Mode(enum.StrEnum):
+    ON_POLICY_PIPELINE = "on_policy_pipeline"
+    STREAM_OFF_POLICY = "stream_off_policy"
+    ASYNC_STALE = "async_stale_samples"
+    ASYNC_PARTIAL = "async_partial_rollout"
+
+
+@dataclass(frozen=True)
+class StalenessRule:
+    """The parameters of the gate. Counts are samples."""
+
+    sync_steps: int
+    require_batches: int
+    mini_batch: int
+    threshold: float
+    partial_rollout: bool
+
+    @property
+    def window(self) -> int:
+        """B: samples trained between two syncs."""
+        return self.sync_steps * self.require_batches * self.mini_batch
+
+    @property
+    def max_required(self) -> int:
+        """Largest number of samples started but not yet left behind by a sync.
+
+        Decimal(str(eta)) keeps 0.1 * 10 at 1; binary floating point would make it 0.999...
+        """
+        extra = (Decimal(str(self.threshold)) * self.window).to_integral_value(ROUND_FLOOR)
+        return self.window + int(extra)
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether running work is interrupted at a sync (otherwise it finishes first)."""
+        return self.threshold > 0 and self.partial_rollout
+
+    @property
+    def max_version_gap(self) -> int | None:
+        """Largest version gap of a trained sample that the rule allows; None when unbounded."""
+        if self.max_required == self.window:
+            return 0
+        if self.interrupts:
+            return None
+        return int(Decimal(str(self.threshold)).to_integral_value("ROUND_CEILING"))
+
+
+def gate_open(outstanding: int, trained_since_sync: int, max_required: int) -> bool:
+    """Whether one more sample may be started.
+
+    `outstanding` = in_flight + parked + queued + training.
+    """
+    return outstanding + trained_since_sync < max_required
+
+
+def derive_mode(rule: StalenessRule) -> Mode:
+    """The name of the mode that the parameters express."""
+    if rule.threshold == 0:
+        return Mode.ON_POLICY_PIPELINE if rule.sync_steps == 1 else Mode.STREAM_OFF_POLICY
+    return Mode.ASYNC_PARTIAL if rule.partial_rollout else Mode.ASYNC_STALE

@@ -1,0 +1,1 @@
+"""What travels when weights travel: layout, checkpoint format, snapshot."""

@@ -1,0 +1,285 @@
+"""Codec between the protobuf messages of `proto/headrace/v1/sample.proto` and numpy.
+
+Guarantee: `decode_*` either returns a value for which every invariant named below holds or raises
+`WireError` with the reason; no other exception leaves it, whatever the bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from headrace.v1 import sample_pb2 as pb
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+MaskArray = npt.NDArray[np.uint8]
+
+_INT32 = np.dtype("<i4")
+_FLOAT32 = np.dtype("<f4")
+_UINT8 = np.dtype("u1")
+
+
+class WireError(ValueError):
+    """A message that breaks the contract; the text is the reason that goes to the dead letters."""
+
+
+class FinishReason(enum.IntEnum):
+    UNFINISHED = 0
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens [start, end) of a response, generated under `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass
+class Prompt:
+    sample_id: str
+    issue: int
+    epoch: int
+    row: int
+    token_ids: Int32Array
+    data_source: str
+    ground_truth: str
+    extra_info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Trajectory:
+    """Arrays have one element per response token. Segments cover them without gap or overlap."""
+
+    token_ids: Int32Array
+    log_probs: Float32Array
+    loss_mask: MaskArray
+    segments: list[Segment]
+    temperature: float
+    finish_reason: FinishReason
+    reward: float = 0.0
+    reward_parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """Oldest and newest version, or None for an empty response."""
+        if not self.segments:
+            return None
+        found = [s.version for s in self.segments]
+        return min(found), max(found)
+
+
+@dataclass
+class Sample:
+    prompt: Prompt
+    trajectories: list[Trajectory]
+    owner: str
+    attempt: int
+    generate_s: float = 0.0
+    reward_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and response tokens of the whole group: what a trainer rank will compute on."""
+        return sum(len(self.prompt.token_ids) + len(t.token_ids) for t in self.trajectories)
+
+    @property
+    def min_version(self) -> int:
+        return min(v[0] for t in self.trajectories if (v := t.versions))
+
+    @property
+    def max_version(self) -> int:
+        return max(v[1] for t in self.trajectories if (v := t.versions))
+
+    @property
+    def span(self) -> int:
+        """Largest newest-minus-oldest version within one trajectory; above 0 the sample is partial."""
+        return max((v[1] - v[0] for t in self.trajectories if (v := t.versions)), default=0)
+
+
+def _array(raw: bytes, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    if len(raw) % dtype.itemsize:
+        raise WireError(f"{what}: {len(raw)} bytes is no multiple of {dtype.itemsize}")
+    return np.frombuffer(raw, dtype=dtype)
+
+
+def _parse(message: Any, raw: bytes, what: str) -> Any:
+    try:
+        message.ParseFromString(raw)
+    except (DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"{what}: not a valid message: {error}") from error
+    return message
+
+
+def encode_prompt(p: Prompt) -> bytes:
+    return _prompt_to_pb(p).SerializeToString()
+
+
+def _prompt_to_pb(p: Prompt) -> pb.Prompt:
+    return pb.Prompt(
+        sample_id=p.sample_id,
+        issue=p.issue,
+        epoch=p.epoch,
+        row=p.row,
+        prompt_token_ids=p.token_ids.astype(_INT32).tobytes(),
+        data_source=p.data_source,
+        ground_truth=p.ground_truth,
+        extra_info_json=json.dumps(p.extra_info) if p.extra_info else "",
+    )
+
+
+def _prompt_from_pb(m: pb.Prompt) -> Prompt:
+    ids = _array(m.prompt_token_ids, _INT32, "prompt_token_ids")
+    if not len(ids):
+        raise WireError("prompt has no tokens")
+    if int(ids.min()) < 0:
+        raise WireError("prompt has a negative token id")
+    if not m.sample_id:
+        raise WireError("prompt has no sample_id")
+    try:
+        extra = json.loads(m.extra_info_json) if m.extra_info_json else {}
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"extra_info_json: {error}") from error
+    if not isinstance(extra, dict):
+        raise WireError("extra_info_json is no object")
+    return Prompt(m.sample_id, m.issue, m.epoch, m.row, ids, m.data_source, m.ground_truth, extra)
+
+
+def decode_prompt(raw: bytes) -> Prompt:
+    return _prompt_from_pb(_parse(pb.Prompt(), raw, "prompt"))
+
+
+def _trajectory_to_pb(t: Trajectory) -> pb.Trajectory:
+    return pb.Trajectory(
+        response_token_ids=t.token_ids.astype(_INT32).tobytes(),
+        behaviour_log_probs=t.log_probs.astype(_FLOAT32).tobytes(),
+        loss_mask=t.loss_mask.astype(_UINT8).tobytes(),
+        segments=[pb.Segment(version=s.version, start=s.start, end=s.end) for s in t.segments],
+        temperature=t.temperature,
+        finish_reason=cast(Any, int(t.finish_reason)),
+        reward=t.reward,
+        reward_parts=t.reward_parts,
+    )
+
+
+def _trajectory_from_pb(m: pb.Trajectory, finished: bool) -> Trajectory:
+    ids = _array(m.response_token_ids, _INT32, "response_token_ids")
+    lps = _array(m.behaviour_log_probs, _FLOAT32, "behaviour_log_probs")
+    mask = _array(m.loss_mask, _UINT8, "loss_mask")
+    if not len(ids) == len(lps) == len(mask):
+        raise WireError(f"{len(ids)} token ids, {len(lps)} log-probs, {len(mask)} mask entries")
+    if finished and not len(ids):
+        raise WireError("a finished trajectory has no tokens")
+    if len(ids):
+        if int(ids.min()) < 0:
+            raise WireError("negative token id")
+        if not np.isfinite(lps).all() or float(lps.max()) > 1e-3:
+            raise WireError("behaviour log-prob is not finite or above 0")
+        if int(mask.max()) > 1:
+            raise WireError("loss mask has a value other than 0 and 1")
+    segments = [Segment(s.version, s.start, s.end) for s in m.segments]
+    check_segments(segments, len(ids))
+    if m.finish_reason not in (0, 1, 2):
+        raise WireError(f"unknown finish reason {m.finish_reason}")
+    reason = FinishReason(m.finish_reason)
+    if finished and reason is FinishReason.UNFINISHED:
+        raise WireError("a trajectory of a finished sample is unfinished")
+    if not math.isfinite(m.reward) or not all(math.isfinite(v) for v in m.reward_parts.values()):
+        raise WireError("reward is not finite")
+    if not (math.isfinite(m.temperature) and m.temperature > 0):
+        raise WireError(f"temperature {m.temperature} is not positive")
+    return Trajectory(ids, lps, mask, segments, m.temperature, reason, m.reward, dict(m.reward_parts))
+
+
+def check_segments(segments: Sequence[Segment], tokens: int) -> None:
+    """Segments must cover [0, tokens) in order, without gap or overlap, with versions that never fall.
+
+    Raises WireError.
+    """
+    at, version = 0, 0
+    for s in segments:
+        if s.start != at or s.end <= s.start:
+            raise WireError(f"segment [{s.start}, {s.end}) does not follow token {at}")
+        if s.version < version:
+            raise WireError(f"segment version falls from {version} to {s.version}")
+        at, version = s.end, s.version
+    if at != tokens:
+        raise WireError(f"segments cover {at} of {tokens} tokens")
+
+
+def encode_sample(s: Sample) -> bytes:
+    return pb.Sample(
+        prompt=_prompt_to_pb(s.prompt),
+        trajectories=[_trajectory_to_pb(t) for t in s.trajectories],
+        owner=s.owner,
+        attempt=s.attempt,
+        generate_s=s.generate_s,
+        reward_s=s.reward_s,
+    ).SerializeToString()
+
+
+def decode_sample(raw: bytes) -> Sample:
+    m = _parse(pb.Sample(), raw, "sample")
+    if not m.trajectories:
+        raise WireError("sample has no trajectories")
+    return Sample(
+        _prompt_from_pb(m.prompt),
+        [_trajectory_from_pb(t, finished=True) for t in m.trajectories],
+        m.owner,
+        m.attempt,
+        m.generate_s,
+        m.reward_s,
+    )
+
+
+def encode_parked(trajectories: Sequence[Trajectory]) -> bytes:
+    return pb.ParkedGroup(trajectories=[_trajectory_to_pb(t) for t in trajectories]).SerializeToString()
+
+
+def decode_parked(raw: bytes) -> list[Trajectory]:
+    m = _parse(pb.ParkedGroup(), raw, "parked group")
+    return [_trajectory_from_pb(t, finished=False) for t in m.trajectories]
+
+
+def empty_trajectory(temperature: float) -> Trajectory:
+    """Work that has not begun."""
+    return Trajectory(
+        np.zeros(0, np.int32),
+        np.zeros(0, np.float32),
+        np.zeros(0, np.uint8),
+        [],
+        temperature,
+        FinishReason.UNFINISHED,
+    )
+
+
+def extend(head: Trajectory, tail: Trajectory) -> Trajectory:
+    """`head` continued by `tail`, whose segments count from 0: ids, log-probs and versions concatenate."""
+    shift = len(head.token_ids)
+    segments = list(head.segments)
+    for s in tail.segments:
+        last = segments[-1] if segments else None
+        if last is not None and last.version == s.version:
+            segments[-1] = Segment(last.version, last.start, s.end + shift)
+        else:
+            segments.append(Segment(s.version, s.start + shift, s.end + shift))
+    return Trajectory(
+        np.concatenate([head.token_ids, tail.token_ids]),
+        np.concatenate([head.log_probs, tail.log_probs]),
+        np.concatenate([head.loss_mask, tail.loss_mask]),
+        segments,
+        tail.temperature,
+        tail.finish_reason,
+    )

@@ -1,0 +1,195 @@
+"""`headrace-queue --config FILE --host HOST --port PORT`: start the queue service.
+
+Environment: HEADRACE_REDIS_URL (otherwise redis.url of the configuration), HEADRACE_RUN_DIR (where
+`eval.jsonl` is written and checkpoints are looked for; optional), HEADRACE_TOKEN (for requests that change
+something). Exit codes: 0 after SIGTERM or SIGINT, 69 Redis does not answer, 70 the ledger went back,
+71 the port cannot be had, 78 configuration, data or server settings that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import redis.asyncio
+import uvicorn
+
+from headrace import config_load, environment, logs
+from headrace.config import RunConfig
+from headrace.data.rows import DataError
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace_queue import startup
+from headrace_queue.app import HANG_S, Service, create_app
+from headrace_queue.feeder import Feeder, PromptSource
+from headrace_queue.janitor import Janitor
+from headrace_queue.loops import Fatal, Loop, Pulse, run_loop
+from headrace_queue.metrics import QueueCollector
+from headrace_queue.validation import EvalFile, ValidationReporter
+
+log = logging.getLogger("headrace_queue")
+
+EXIT_PORT = 71
+LOOP_RETRY_S = 0.0
+"""The loops see every failed call: the janitor must, and the others step again within a second anyway."""
+HTTP_RETRY_S = 1.0
+DRAIN_S = 2
+"""How long open HTTP requests may take at the end, in seconds."""
+LOOP_END_S = 1.0
+"""How long a loop may take to end its step before it is cut short, which is harmless."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: they would end the process by the signal instead of with 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the service until it is told to end; leaves through SystemExit."""
+    parser = argparse.ArgumentParser(prog="headrace-queue", description="The queue service of a run.")
+    parser.add_argument("--config", type=Path, required=True, help="the run's configuration (YAML)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    arguments = parser.parse_args(argv)
+    logs.setup("queue")
+    try:
+        config = config_load.load(arguments.config)
+        with listen(arguments.host, arguments.port) as listener:
+            asyncio.run(serve(config, listener))
+    except Fatal as error:
+        _leave(error, error.code)
+    except (config_load.ConfigError, DataError) as error:
+        _leave(error, startup.EXIT_CONFIG)
+    except LedgerUnavailable as error:
+        _leave(error, startup.EXIT_UNAVAILABLE)
+    except Exception:
+        log.exception("the service failed")
+        sys.exit(1)
+
+
+def _leave(error: Exception, code: int) -> None:
+    log.error(str(error), extra={"exit_code": code})
+    sys.exit(code)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket, so that a port that is taken is told before anything else is done. Raises Fatal."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise Fatal(f"cannot listen on {host}:{port}: {error.strerror or error}", EXIT_PORT) from None
+    return listener
+
+
+async def serve(config: RunConfig, listener: socket.socket) -> None:
+    """Start, run the loops and the API, and end in order on SIGTERM or SIGINT."""
+    url = os.environ.get("HEADRACE_REDIS_URL") or config.redis.url
+    if not url:
+        raise startup.config_problem("no Redis is named: set HEADRACE_REDIS_URL, or redis.url in the file")
+    client = await startup.connect(url, config.redis.connect_timeout_s)
+    try:
+        await startup.check_server(client, embedded=config.redis.url is None)
+        loops = await prepare(config, client)
+        service = make_service(config, client, loops)
+        await _run(service, loops, listener)
+    finally:
+        await client.aclose()
+
+
+Loops = tuple[Feeder, Janitor, ValidationReporter]
+
+
+async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
+    """Read and check the data, configure the run, and make the loops. Raises Fatal and DataError."""
+    run_dir = Path(os.environ["HEADRACE_RUN_DIR"]) if os.environ.get("HEADRACE_RUN_DIR") else None
+    try:
+        eval_file = EvalFile(run_dir / "eval.jsonl" if run_dir else None)
+    except OSError as error:
+        raise startup.config_problem(f"{run_dir}: eval.jsonl cannot be read: {error.strerror}") from None
+    rows = startup.read_rows(config.data.train_files)
+    held_out = startup.read_rows(config.data.val_files) if config.data.val_files else []
+    tokenizer = startup.load_tokenizer(config)
+    longest = config.data.max_prompt_length
+    source = PromptSource(rows, startup.tokens_of(tokenizer, rows, longest), config.seed, config.data.shuffle)
+    val_tokens = startup.tokens_of(tokenizer, held_out, longest)
+    print_ = startup.fingerprint(config, source, startup.digest(held_out, val_tokens))
+    patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s)
+    await startup.configure(patient, config, print_)
+    await startup.load_validation(patient, held_out, val_tokens)
+    max_ready = config.data.max_ahead or 2 * config.rule.max_required
+    log.info("data is ready", extra={"rows": len(rows), "held_out": len(held_out), "max_ready": max_ready})
+
+    ledger = AsyncLedger(client, config.name, retry_s=LOOP_RETRY_S)
+    # `resume: never` lets a trainer start from nothing: it will want every prompt again.
+    checkpoints = run_dir / "checkpoints" if run_dir and config.trainer.resume != "never" else None
+    return (
+        Feeder(ledger, source, config.rollout.total_rollout_steps, max_ready),
+        Janitor(ledger, config.ledger.lease_s, checkpoints),
+        ValidationReporter(ledger, [row.data_source for row in held_out], eval_file),
+    )
+
+
+def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -> Service:
+    """What the API shows of the loops."""
+    feeder, janitor, reporter = loops
+    pulses = {loop.name: Pulse() for loop in loops}
+
+    def before_scrape(collector: QueueCollector) -> None:
+        collector.expired_owners = janitor.expired_owners
+        collector.scores = reporter.latest
+
+    return Service(
+        run=config.name,
+        ledger=AsyncLedger(client, config.name, retry_s=HTTP_RETRY_S),
+        pulses=pulses,
+        collector=QueueCollector(pulses),
+        has_fed=lambda: feeder.has_fed,
+        before_scrape=before_scrape,
+        token=environment.token(),
+        hang_s=HANG_S + 2 * config.redis.connect_timeout_s,
+    )
+
+
+async def _run(service: Service, loops: Sequence[Loop], listener: socket.socket) -> None:
+    """Until a signal comes or a loop fails; then everything ends within a few seconds."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    app = create_app(service)
+    quiet = {"log_config": None, "access_log": False, "lifespan": "off"}
+    server = Server(uvicorn.Config(app, timeout_graceful_shutdown=DRAIN_S, **quiet))
+    host, port = listener.getsockname()[:2]
+    log.info("listening", extra={"host": host, "port": port, "run": service.run})
+    web = asyncio.create_task(server.serve(sockets=[listener]))
+    tasks = [asyncio.create_task(run_loop(loop, service.pulses[loop.name], stop)) for loop in loops]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([stopped, web, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        log.info("ending", extra={"run": service.run})
+    finally:
+        stop.set()
+        server.should_exit = True
+        _, late = await asyncio.wait(tasks, timeout=LOOP_END_S)
+        for task in late:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, web, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):  # CancelledError, of a step that was cut short, is none
+            raise error
+
+
+if __name__ == "__main__":
+    main()

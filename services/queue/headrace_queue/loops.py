@@ -1,0 +1,137 @@
+"""The service's loops: each does one small step again and again until told to stop.
+
+What this module guarantees:
+
+- An outage (Redis away, disk full) ends no loop: it is logged once, the loop is told through `interrupted`,
+  tries again every second, and says when it is over.
+- Anything else that a step raises ends the service: the supervisor starts it anew.
+- A loop that hangs shows as an age in `Pulse` that grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import redis
+
+from headrace.ledger.client import LedgerError, LedgerUnavailable
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Seconds between two tries during an outage."""
+
+EXIT_LEDGER_WENT_BACK = 70
+
+_OUTAGE_ERRORS = (
+    LedgerUnavailable,
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.MasterDownError,
+    OSError,
+)
+# Errors that redis-py has no class for: a disk that is full, a script of another client that runs too long.
+_OUTAGE_PREFIXES = ("MISCONF", "BUSY")
+_NOT_CONFIGURED = "is not configured in this server"
+
+
+class Fatal(Exception):
+    """The service cannot go on, and starting it anew would not help. `code` is its exit status."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Loop(Protocol):
+    """One duty of the service."""
+
+    name: str
+
+    async def step(self) -> float:
+        """Do what is due; return the seconds until the next step."""
+
+    def interrupted(self) -> None:
+        """A step was cut short by an outage: what it knew may be out of date."""
+
+
+@dataclass
+class Pulse:
+    """What a loop has done lately. Times are seconds on the monotonic clock."""
+
+    started: float = field(default_factory=time.monotonic)
+    stepped: float | None = None
+    """End of the last step, be it well or cut short by an outage."""
+    outage_since: float | None = None
+    errors: int = 0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the loop last came round."""
+        return time.monotonic() - (self.started if self.stepped is None else self.stepped)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether `error` is the world's fault and may pass."""
+    if type(error) is LedgerError and error.__context__ is not None:
+        error = error.__context__  # what the server said
+    if isinstance(error, redis.ResponseError) and str(error).startswith(_OUTAGE_PREFIXES):
+        return True
+    return isinstance(error, _OUTAGE_ERRORS)
+
+
+def ledger_went_back(what: str) -> Fatal:
+    """Redis has less than it once acknowledged: what was trained on the rest cannot be undone."""
+    return Fatal(
+        f"the ledger went back: {what}. Redis lost acknowledged writes (no append-only file, or another "
+        "server without the run's data). Bring its data back, or start a new run under another name.",
+        EXIT_LEDGER_WENT_BACK,
+    )
+
+
+async def run_loop(loop: Loop, pulse: Pulse, stop: asyncio.Event) -> None:
+    """Step until `stop` is set. Raises what a step raises, outages excepted."""
+    while not stop.is_set():
+        try:
+            pause_s = await loop.step()
+        except Exception as error:
+            if isinstance(error, LedgerError) and _NOT_CONFIGURED in str(error):
+                raise ledger_went_back("the run is no longer there") from error
+            if not is_outage(error):
+                raise
+            loop.interrupted()
+            pause_s = _note_outage(loop.name, pulse, error)
+        else:
+            _note_success(loop.name, pulse)
+        pulse.stepped = time.monotonic()
+        await _wait(stop, pause_s)
+
+
+def _note_outage(name: str, pulse: Pulse, error: Exception) -> float:
+    pulse.errors += 1
+    if pulse.outage_since is None:
+        pulse.outage_since = time.monotonic()
+        log.warning("loop interrupted, trying again", extra={"loop": name, "error": str(error)})
+    return RETRY_S
+
+
+def _note_success(name: str, pulse: Pulse) -> None:
+    if pulse.outage_since is not None:
+        away_s = round(time.monotonic() - pulse.outage_since, 3)
+        log.info("loop goes on", extra={"loop": name, "away_s": away_s})
+        pulse.outage_since = None
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    """Return after `seconds`, or at once when `stop` is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,235 @@
+"""The start: everything that can be wrong is found here, before the first prompt is issued.
+
+The same start runs after a crash as on the first day; each step either changes nothing or leaves what is
+already there. Exit codes: `EXIT_CONFIG` for a configuration, data or server settings that cannot be used,
+`EXIT_UNAVAILABLE` for a Redis that does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from headrace import demo, redis_url
+from headrace.config import RunConfig
+from headrace.data.rows import Row, Tokenizer, load_rows, tokenize_rows
+from headrace.ledger import ops
+from headrace.ledger.client import AsyncLedger
+from headrace.wire import Int32Array, encode_prompt
+from headrace_queue.feeder import PromptSource, as_int32, make_prompt
+from headrace_queue.loops import Fatal
+
+log = logging.getLogger(__name__)
+
+EXIT_CONFIG = 78
+EXIT_UNAVAILABLE = 69
+VAL_CHUNK = 256
+_PROGRESS_EVERY = 20_000
+
+
+def config_problem(message: str) -> Fatal:
+    return Fatal(message, EXIT_CONFIG)
+
+
+# -- Redis --------------------------------------------------------------------------------------------
+
+
+async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
+    """A client of the Redis at `url`, which has answered within `timeout_s` seconds. Raises Fatal."""
+    try:
+        where = redis_url.parse(url).where
+        client = redis.asyncio.Redis.from_url(
+            url,
+            socket_connect_timeout=timeout_s,
+            socket_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),  # retries are the ledger client's, which knows what may be repeated
+        )
+    except ValueError as error:
+        raise config_problem(f"the Redis URL {redis_url.masked(url)} cannot be used: {error}") from None
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
+                await cast(Any, client).ping()
+            return client
+        except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:
+            await client.aclose()
+            raise config_problem(
+                f"Redis at {where} refuses the login: {error}. Check the password in HEADRACE_REDIS_URL."
+            ) from None
+        except (redis.RedisError, OSError) as error:  # TimeoutError is an OSError
+            if time.monotonic() >= deadline:
+                await client.aclose()
+                raise Fatal(
+                    f"Redis at {where} did not answer within {timeout_s:g} s ({error or 'no answer'}). "
+                    "Start it, or correct redis.url or HEADRACE_REDIS_URL.",
+                    EXIT_UNAVAILABLE,
+                ) from None
+        await asyncio.sleep(0.1)
+
+
+async def check_server(client: redis.asyncio.Redis, embedded: bool) -> None:
+    """Refuse a server that may forget samples. `embedded`: it is the bundled one, which must be durable."""
+    settings = await _server_settings(client)
+    policy = settings.get("maxmemory-policy")
+    if policy is None:
+        log.warning("Redis does not tell its maxmemory-policy; it must be noeviction")
+    elif policy != "noeviction":
+        raise config_problem(
+            f"Redis has maxmemory-policy {policy}: it would drop parts of the ledger when memory runs short. "
+            "Set it to noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration file)."
+        )
+    durability = {name: settings.get(name) for name in ("appendonly", "appendfsync")}
+    if durability == {"appendonly": "yes", "appendfsync": "always"}:
+        return
+    shown = ", ".join(f"{name} {value or 'unknown'}" for name, value in durability.items())
+    if embedded and None not in durability.values():
+        raise config_problem(
+            f"the bundled server has {shown}; a crash of it would lose acknowledged samples. "
+            "Start it with appendonly yes and appendfsync always."
+        )
+    log.warning(
+        "Redis may lose acknowledged samples in a crash; appendonly yes and appendfsync always prevent it",
+        extra=durability,
+    )
+
+
+async def _server_settings(client: redis.asyncio.Redis) -> dict[str, str]:
+    """The settings that matter; those that the server does not tell are left out."""
+    names = ("maxmemory-policy", "appendonly", "appendfsync")
+    try:
+        found = await cast(Any, client).config_get(*names)
+        return {_text(name): _text(value) for name, value in found.items()}
+    except redis.ResponseError as error:  # managed servers forbid CONFIG; INFO tells one of the three
+        log.warning("Redis does not permit CONFIG GET", extra={"error": str(error)})
+    try:
+        info = await cast(Any, client).info("memory")
+    except redis.ResponseError:
+        return {}
+    return {"maxmemory-policy": str(info["maxmemory_policy"])} if "maxmemory_policy" in info else {}
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# -- data ---------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(config: RunConfig) -> Tokenizer:
+    """The tokenizer in the model's directory. Raises Fatal."""
+    path = Path(_resolved(config.model.path))
+    if not path.is_dir():
+        raise config_problem(f"model.path: {path} is no directory; give the one with the tokenizer's files")
+    from transformers import AutoTokenizer  # seconds to import: only once the cheap checks have passed
+
+    try:
+        found = AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=config.model.trust_remote_code, local_files_only=True
+        )
+    except Exception as error:  # whatever a tokenizer's own code raises is a directory that cannot be used
+        raise config_problem(f"model.path: the tokenizer in {path} cannot be loaded: {error}") from error
+    return cast(Tokenizer, found)
+
+
+def read_rows(files: Sequence[str]) -> list[Row]:
+    """The rows of `files`. Raises DataError."""
+    return load_rows([_resolved(name) for name in files])
+
+
+def _resolved(name: str) -> str:
+    """`name`, unless it is the demo's, whose files the runner makes and names before it starts services."""
+    if demo.is_demo_uri(name):
+        raise config_problem(f"{name} names a part of the demo: `headrace run` prepares it; give a path here")
+    return name
+
+
+def tokens_of(tokenizer: Tokenizer, rows: Sequence[Row], max_prompt_length: int) -> list[Int32Array]:
+    """Token ids of every row. Raises DataError."""
+
+    def progress(done: int, total: int) -> None:
+        if done % _PROGRESS_EVERY == 0:
+            log.info("tokenising prompts", extra={"done": done, "total": total})
+
+    return as_int32(tokenize_rows(tokenizer, rows, max_prompt_length, progress))
+
+
+# -- the run ------------------------------------------------------------------------------------------
+
+
+def digest(rows: Sequence[Row], tokens: Sequence[Int32Array]) -> str:
+    """SHA-256 over what a prompt is made of, in hexadecimal."""
+    sha = hashlib.sha256()
+    for row, ids in zip(rows, tokens, strict=True):
+        parts = [row.data_source, row.ground_truth, row.extra_info]
+        content = json.dumps(parts, sort_keys=True).encode() + ids.astype("<i4").tobytes()
+        sha.update(len(content).to_bytes(8, "little"))
+        sha.update(content)
+    return sha.hexdigest()
+
+
+def fingerprint(config: RunConfig, source: PromptSource, val_digest: str) -> str:
+    """What must not change during a run, as a JSON object with sorted keys: people can read a difference."""
+    kept = {
+        "data": digest(source.rows, source.tokens),
+        "data.shuffle": config.data.shuffle,
+        "data.val": val_digest,
+        "rollout.n": config.rollout.n,
+        "rollout.total_rollout_steps": config.rollout.total_rollout_steps,
+        "seed": config.seed,
+    }
+    return json.dumps(kept, sort_keys=True)
+
+
+def differences(stored: str, ours: str) -> str:
+    """The keys in which two fingerprints differ, with both values."""
+    try:
+        before, now = json.loads(stored), json.loads(ours)
+        keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        return ", ".join(f"{key} was {_short(before.get(key))}, is {_short(now.get(key))}" for key in keys)
+    except (ValueError, AttributeError):
+        return f"it was {stored!r}, is {ours!r}"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 16 else f"{text[:12]}..."
+
+
+async def configure(ledger: AsyncLedger, config: RunConfig, print_: str) -> None:
+    """Create the run in the ledger, or recognise it. Raises Fatal when it is another one."""
+    op = ops.configure(
+        max_required=config.rule.max_required,
+        claim_size=config.samples_per_update,
+        max_retries=config.ledger.max_retries,
+        max_crashes=config.ledger.max_crashes,
+        total=config.rollout.total_rollout_steps,
+        fingerprint=print_,
+    )
+    reply = await ledger.run(op)
+    if reply.status != "ok":
+        raise config_problem(
+            f"run {config.name!r} was started with other settings: {differences(reply.fingerprint, print_)}. "
+            "Set them back to go on with it, or choose another name to start a new run."
+        )
+
+
+async def load_validation(ledger: AsyncLedger, rows: Sequence[Row], tokens: Sequence[Int32Array]) -> None:
+    """Put the held-out prompts into the ledger; those that are there already are written over alike."""
+    packed = [
+        (row.index, encode_prompt(make_prompt(row, ids, f"val-{row.index:010d}", row.index, 0)))
+        for row, ids in zip(rows, tokens, strict=True)
+    ]
+    for start in range(0, len(packed), VAL_CHUNK):
+        await ledger.run(ops.val_load(packed[start : start + VAL_CHUNK]))

@@ -1,0 +1,171 @@
+"""Validation reporter: one row per data source and policy version in the run's `eval.jsonl`.
+
+What this module guarantees:
+
+- The rows of a version are written once, all together or not at all, also when the service is killed at any
+  instant: the file is replaced, never appended to, and what it holds is what counts as reported.
+- They are written when no more results can come: every held-out prompt has one, or the version was closed.
+  What has no result is counted as `unfinished`, never left out.
+- Only then is the version closed, so that a commit which waits for it finds its report written.
+- A version that was closed and overtaken by a later one before anybody looked is reported afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from headrace.ledger import ops
+from headrace.ledger.client import AsyncLedger
+from headrace.v1.sample_pb2 import ValidationResult
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one version reached on one data source; a line of `eval.jsonl`."""
+
+    version: int
+    data_source: str
+    reward: float | None
+    """Mean over the prompts with a result; None without any."""
+    n: int
+    """Prompts with a result."""
+    unfinished: int
+    """Prompts without one."""
+
+
+def scores(version: int, results: Sequence[bytes], held_out: Mapping[str, int]) -> list[Score]:
+    """The scores of `version`, sorted by data source. `held_out` counts the prompts of each source."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for raw in results:
+        try:
+            result = ValidationResult.FromString(raw)
+        except DecodeError:
+            log.error("unreadable validation result: it counts as unfinished", extra={"version": version})
+            continue
+        rewards[result.data_source].append(result.reward)
+    out = []
+    for source, total in sorted(held_out.items()):
+        found = rewards[source]
+        mean = sum(found) / len(found) if found else None
+        out.append(Score(version, source, mean, len(found), total - len(found)))
+    return out
+
+
+class EvalFile:
+    """`eval.jsonl` of a run. Without a path the scores are only kept in memory, and logged.
+
+    Lines that are not ours are kept as they are; a last line without its end is the rest of a torn write
+    by somebody else and is left out.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_bytes().splitlines(keepends=True) if path is not None and path.exists() else []
+        self._lines = [line for line in lines if line.endswith(b"\n")]
+        self._scores = [score for line in self._lines if (score := _score_of(line)) is not None]
+
+    def __contains__(self, version: int) -> bool:
+        return any(score.version == version for score in self._scores)
+
+    @property
+    def newest(self) -> int:
+        """The newest version reported, -1 before the first."""
+        return max((score.version for score in self._scores), default=-1)
+
+    @property
+    def latest(self) -> list[Score]:
+        """The scores of the newest version reported."""
+        newest = self.newest
+        return [score for score in self._scores if score.version == newest]
+
+    def add(self, scores: Sequence[Score]) -> None:
+        """Write the scores of one version, durably and in one step."""
+        lines = [json.dumps(asdict(score)).encode() + b"\n" for score in scores]
+        if self._path is not None:
+            _replace(self._path, b"".join(self._lines + lines))
+        self._lines += lines
+        self._scores += scores
+
+
+def _score_of(line: bytes) -> Score | None:
+    """The score in a line, or None."""
+    try:
+        value = json.loads(line)
+        return Score(**value) if isinstance(value["version"], int) else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put `content` at `path`: afterwards it is there whole, or the old one still is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+class ValidationReporter:
+    """The loop. `data_sources` names the source of every held-out row."""
+
+    name = "validation"
+
+    def __init__(self, ledger: AsyncLedger, data_sources: Iterable[str], file: EvalFile) -> None:
+        self._ledger = ledger
+        self._held_out = Counter(data_sources)
+        self._file = file
+        self._next = file.newest + 1
+        """No version below this one is still to be reported."""
+
+    @property
+    def latest(self) -> list[Score]:
+        return self._file.latest
+
+    async def step(self) -> float:
+        status = await self._ledger.run(ops.val_status())
+        if status.version < 0:
+            return POLL_S
+        while self._next < status.version:
+            await self._report_overtaken(self._next)
+            self._next += 1
+        finished = status.done >= status.total or not status.open
+        if finished and status.version not in self._file:
+            results = await self._ledger.run(ops.val_results(status.version))
+            self._report(status.version, results)
+        if finished and status.open:
+            await self._ledger.run(ops.val_close(status.version))
+        return POLL_S
+
+    def interrupted(self) -> None:
+        """Nothing is kept between steps that an outage could make wrong."""
+
+    async def _report_overtaken(self, version: int) -> None:
+        """Report a version that lies behind, if it was validated at all (few are) and has results."""
+        results = await self._ledger.run(ops.val_results(version))
+        if results:
+            self._report(version, results)
+
+    def _report(self, version: int, results: Sequence[bytes]) -> None:
+        reached = scores(version, results, self._held_out)
+        self._file.add(reached)
+        for score in reached:
+            log.info("validation", extra=asdict(score))

@@ -1,0 +1,1 @@
+"""The rollouter: one vLLM engine that turns prompts into version-tagged samples."""

@@ -1,0 +1,211 @@
+"""`headrace-rollouter`: one vLLM engine; scale by running more of these."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from headrace import environment, logs
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError, load
+from headrace.ledger import ops
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.redis_connect import connect_async
+from headrace.reward import RewardError, Scorer, load_reward
+from headrace.startup import until_configured
+from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
+from headrace_rollouter import metrics
+from headrace_rollouter.engine import Engine, EngineFailed, eos_token_ids
+from headrace_rollouter.health import build_app
+from headrace_rollouter.member import Expelled, Member
+from headrace_rollouter.work import NotAMember, Worker
+
+log = logging.getLogger("headrace.rollouter")
+
+EX_UNAVAILABLE, EX_SOFTWARE, EX_CONFIG = 69, 70, 78
+
+
+class Rollouter:
+    def __init__(self, config: RunConfig, args: argparse.Namespace) -> None:
+        self.config = config
+        self.args = args
+        # One start of one replica: identity for leases and ownership.
+        self.incarnation = f"rollouter-{args.replica}-{uuid.uuid4().hex[:8]}"
+        self.draining = False
+
+    async def run(self) -> int:
+        config = self.config
+        scorer = Scorer(
+            load_reward(config.custom_reward_function.path, config.custom_reward_function.name),
+            config.custom_reward_function.timeout_s,
+        )
+        ledger = AsyncLedger(connect_async(environment.redis_url()), config.name)
+        # An unreachable Redis shows before the engine loads.
+        await until_configured(ledger, config.services.start_timeout_s)
+        await ledger.run(ops.beat(self.incarnation))
+        stop_ids = eos_token_ids(Path(config.model.path))
+        decode = _decoder(config, stop_ids)
+        began = time.monotonic()
+        self.engine = await Engine.start(config, stop_ids)
+        log.info("engine loaded", extra={"seconds": round(time.monotonic() - began, 1)})
+        _write_engine_file()
+        self.worker = Worker(config, ledger, self.engine, scorer, decode, self.incarnation)
+        self.member = Member(
+            config,
+            self.engine,
+            self.worker,
+            self.incarnation,
+            environment.coordinator(),
+            environment.token(),
+        )
+        app = build_app(self.engine, self._missing)
+        server = uvicorn.Server(
+            uvicorn.Config(app, host=self.args.host, port=self.args.port, log_config=None, access_log=False)
+        )
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        parts = {
+            "work": asyncio.create_task(self.worker.run()),
+            "member": asyncio.create_task(self.member.run()),
+            "beat": asyncio.create_task(self._beat(ledger)),
+            "http": asyncio.create_task(server._serve()),
+        }
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({*parts.values(), stopped}, return_when=asyncio.FIRST_COMPLETED)
+        code = 0
+        if stop.is_set():
+            await self._drain(ledger, parts)
+        else:
+            code = _report_failure(parts)
+        server.should_exit = True
+        for task in parts.values():
+            task.cancel()
+        await asyncio.gather(*parts.values(), return_exceptions=True)
+        self.engine.shutdown()
+        return code
+
+    async def _drain(self, ledger: AsyncLedger, parts: dict[str, asyncio.Task[Any]]) -> None:
+        """Park interrupted groups, hand back the rest, leave, exit: inside the grace period."""
+        self.draining = True
+        log.info("draining", extra={"running": self.worker.running})
+        try:
+            await asyncio.wait_for(self.worker.drain(), self.config.services.stop_timeout_s * 0.7)
+        except TimeoutError:
+            log.warning(
+                "drain unfinished; the lease will return the rest", extra={"left": self.worker.running}
+            )
+        await self.member.leave()
+        await ledger.run(ops.expire(self.incarnation, "left"))
+        await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
+
+    def _missing(self) -> str:
+        if self.draining:
+            return "draining"
+        # Loaded and connected is as ready as a rollouter gets before the trainer's first sync.
+        return "" if self.member.connected else "not connected to the coordinator"
+
+    async def _beat(self, ledger: AsyncLedger) -> None:
+        r = self.config.rollout
+        target = r.max_concurrent_samples * r.n
+        metrics.TARGET.set(target)
+        period = min(1.0, self.config.ledger.lease_s / 5)
+        started = time.monotonic()
+        active_before = window_before = 0.0
+        while True:
+            await ledger.run(ops.beat(self.incarnation))
+            active, window = self.engine.active_s, time.monotonic() - started
+            metrics.ACTIVE.inc(max(0.0, active - active_before))
+            metrics.WINDOW.inc(max(0.0, window - window_before))
+            metrics.RUNNING.set(self.engine.running)
+            active_before, window_before = active, window
+            now = RolloutTelemetry(
+                active_s=active,
+                window_s=window,
+                running=self.engine.running,
+                target=target,
+                tokens=self.engine.generated_tokens,
+                samples=self.worker.samples_finished,
+                version=self.worker.version,
+            )
+            await ledger.redis.hset(telemetry_key(self.config.name), self.incarnation, encode(now))
+            await asyncio.sleep(period)
+
+
+def _report_failure(parts: dict[str, asyncio.Task[Any]]) -> int:
+    """Exit code for whichever part ended first; all of these mean: start anew."""
+    for name, task in parts.items():
+        if task.done() and (error := task.exception()) is not None:
+            if isinstance(error, Expelled | NotAMember):
+                log.error("expired", extra={"reason": str(error)})
+                return EX_SOFTWARE
+            if isinstance(error, LedgerUnavailable):
+                log.error("ledger unavailable", extra={"reason": str(error)})
+                return EX_UNAVAILABLE
+            log.error("part failed", exc_info=error, extra={"part": name})
+    return EX_SOFTWARE
+
+
+def _decoder(config: RunConfig, stop_ids: list[int]) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        config.model.path, trust_remote_code=config.model.trust_remote_code
+    )
+    ends = set(stop_ids)
+
+    def decode(ids: list[int]) -> str:
+        kept = ids[:-1] if ids and ids[-1] in ends else ids
+        return str(tokenizer.decode(kept, skip_special_tokens=True))
+
+    return decode
+
+
+def _write_engine_file() -> None:
+    """Name and version as the engine itself reports them, for the run's summary."""
+    directory = os.environ.get("HEADRACE_RUN_DIR")
+    if directory:
+        import vllm
+
+        file = Path(directory) / "engine.json"
+        fresh = file.with_suffix(f".{os.getpid()}.tmp")
+        fresh.write_text(json.dumps({"name": "vllm", "version": vllm.__version__}))
+        fresh.replace(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="headrace-rollouter", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the run's configuration file")
+    parser.add_argument("--host", default="127.0.0.1", help="where health and metrics listen")
+    parser.add_argument("--port", type=int, default=8100, help="port of health and metrics")
+    parser.add_argument("--replica", default="0", help="name of this replica, for logs")
+    args = parser.parse_args()
+    logs.setup(f"rollouter-{args.replica}")
+    try:
+        code = asyncio.run(Rollouter(load(args.config), args).run())
+    except (ConfigError, RewardError, ValueError) as error:
+        print(f"headrace-rollouter: {error}", file=sys.stderr)
+        code = EX_CONFIG
+    except LedgerUnavailable as error:
+        print(f"headrace-rollouter: {error}", file=sys.stderr)
+        code = EX_UNAVAILABLE
+    except EngineFailed as error:
+        print(f"headrace-rollouter: {error}", file=sys.stderr)
+        code = EX_SOFTWARE
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The member's side of the coordinator's stream: reports up, commands down.
+
+The stream may break and come back at any time; a paused engine stays paused meanwhile. Commands of a
+lower term than the highest one seen are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+
+from headrace.config import RunConfig
+from headrace.environment import bearer
+from headrace.v1 import sync_pb2 as pb
+from headrace.v1 import sync_pb2_grpc
+from headrace_rollouter import metrics
+from headrace_rollouter.engine import Engine, EngineFailed
+from headrace_rollouter.work import Worker
+
+log = logging.getLogger("headrace.rollouter.member")
+
+_MAX_MESSAGE = 64 * 1024 * 1024
+_PROGRESS_S = 1.0
+
+
+class Expelled(RuntimeError):
+    """The coordinator expired this incarnation; the process must start anew."""
+
+
+class Member:
+    def __init__(
+        self, config: RunConfig, engine: Engine, worker: Worker, incarnation: str, address: str, token: str
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._worker = worker
+        self._incarnation = incarnation
+        self._address = address
+        self._metadata = bearer(token)
+        self._reports: asyncio.Queue[pb.MemberReport] = asyncio.Queue()
+        self._term = 0
+        self._paused = True
+        self._session = 0
+        self.connected = False
+
+    async def run(self) -> None:
+        """Keeps the stream up for ever. Raises Expelled or EngineFailed."""
+        delay = 0.2
+        while True:
+            try:
+                async with grpc.aio.insecure_channel(
+                    self._address,
+                    options=[
+                        ("grpc.max_receive_message_length", _MAX_MESSAGE),
+                        ("grpc.keepalive_time_ms", 15_000),
+                        ("grpc.keepalive_timeout_ms", 10_000),
+                    ],
+                ) as channel:
+                    await self._stream(sync_pb2_grpc.CoordinatorStub(channel))
+                delay = 0.2
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise Expelled(f"{self._address} refuses the token: {error.details()}") from error
+                log.warning("coordinator stream broke", extra={"code": str(error.code()), "retry_s": delay})
+            finally:
+                self.connected = False
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 5.0)
+
+    async def _stream(self, stub: sync_pb2_grpc.CoordinatorStub) -> None:
+        self._reports = asyncio.Queue()
+        self._report(
+            hello=pb.MemberHello(
+                incarnation=self._incarnation,
+                workers=self._engine.workers,
+                version=self._worker.version,
+                paused=self._paused,
+            )
+        )
+        call = stub.Member(self._outgoing(), metadata=self._metadata)
+        async for command in call:
+            self.connected = True
+            if command.term < self._term:
+                log.warning(
+                    "command of an old term refused", extra={"term": command.term, "known": self._term}
+                )
+                continue
+            self._term = command.term
+            await self._on(command)
+
+    async def _outgoing(self) -> AsyncIterator[pb.MemberReport]:
+        reports = self._reports
+        while True:
+            yield await reports.get()
+
+    def _report(self, **report: object) -> None:
+        self._reports.put_nowait(pb.MemberReport(**report))  # type: ignore[arg-type]
+
+    async def _on(self, command: pb.MemberCommand) -> None:
+        match command.WhichOneof("command"):
+            case "pause":
+                await self._pause(command.pause)
+            case "join":
+                await self._join(command.join)
+            case "load":
+                await self._load(command.load)
+            case "resume":
+                await self._resume(command.resume)
+            case "expelled":
+                raise Expelled(command.expelled.reason)
+
+    async def _pause(self, pause: pb.MemberPause) -> None:
+        if not pause.interrupt:
+            await self._let_finish()
+        if not self._paused:
+            await self._engine.pause()
+            self._paused = True
+            self._worker.paused()
+        self._report(paused=pb.MemberPaused(term=self._term, round=pause.round))
+
+    async def _let_finish(self) -> None:
+        """Running samples end first (takes are held by the ledger); report tokens as they come."""
+        while self._worker.running:
+            self._report(
+                progress=pb.MemberProgress(tokens=self._engine.generated_tokens, running=self._worker.running)
+            )
+            for _ in range(int(_PROGRESS_S / 0.02)):
+                if not self._worker.running:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def _join(self, join: pb.JoinGroup) -> None:
+        self._session = join.session
+        try:
+            limit = join.rendezvous.timeout_s + 10.0
+            await asyncio.wait_for(self._engine.join_group(join.rendezvous, join.rank_offset), limit)
+        except Exception as error:  # whatever the worker raised: the coordinator decides what follows
+            self._failed(join.session, error)
+            return
+        self._report(ready=pb.MemberReady(term=self._term, session=join.session))
+
+    async def _load(self, load: pb.Load) -> None:
+        try:
+            digest, load_s = await asyncio.wait_for(
+                self._engine.load(load.manifest), self._config.sync.transfer_timeout_s
+            )
+        except EngineFailed:
+            raise
+        except Exception as error:  # as above; the engine stays dirty until a full transfer goes through
+            self._failed(load.session, error)
+            return
+        self._report(
+            loaded=pb.MemberLoaded(term=self._term, session=load.session, digest=digest, load_s=load_s)
+        )
+
+    def _failed(self, session: int, error: BaseException) -> None:
+        log.warning("transfer failed", extra={"session": session, "error": repr(error)[:500]})
+        self._report(failed=pb.MemberFailed(term=self._term, session=session, error=repr(error)[:2000]))
+
+    async def _resume(self, resume: pb.Resume) -> None:
+        await self._engine.resume(resume.version)
+        self._paused = False
+        self._worker.resumed(resume.version)
+        metrics.VERSION.set(resume.version)
+        difference = 0.0
+        if resume.HasField("canary"):
+            difference = await asyncio.wait_for(
+                self._engine.canary(resume.canary), self._config.sync.transfer_timeout_s
+            )
+        self._report(resumed=pb.MemberResumed(version=resume.version, canary_max_abs_diff=difference))
+        if difference > self._config.sync.canary_tolerance:
+            raise EngineFailed(
+                f"after the sync to version {resume.version} the engine's log-probs differ from the "
+                f"trainer's by {difference:.3g} (sync.canary_tolerance {self._config.sync.canary_tolerance:g})"
+            )
+        self._worker.trusted.set()
+
+    async def leave(self) -> None:
+        """Say goodbye, so that nobody waits for the lease; the stream is closed by the other side."""
+        if self.connected:
+            self._report(leaving=pb.MemberLeaving())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._flushed(), 5.0)
+
+    async def _flushed(self) -> None:
+        while self.connected and not self._reports.empty():
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)

@@ -1,0 +1,21 @@
+"""Prometheus metrics of the rollouter; vLLM's own are in the same default registry."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+SAMPLES = Counter("headrace_samples_generated_total", "Samples finished by this rollouter")
+FAILED = Counter("headrace_samples_failed_total", "Failures of samples by reason", ["reason"])
+FENCED = Counter("headrace_samples_fenced_total", "Results that the ledger refused as late")
+ACTIVE = Counter(
+    "headrace_rollouter_active_seconds_total", "Seconds in which the engine had a running request"
+)
+WINDOW = Counter("headrace_rollouter_window_seconds_total", "Seconds in which the engine could have run")
+RUNNING = Gauge("headrace_rollouter_running_sequences", "Sequences running in the engine")
+TARGET = Gauge("headrace_rollouter_target_sequences", "Sequences that run when every slot is taken")
+VERSION = Gauge("headrace_policy_version", "Policy version that this engine runs; -1 before the first")
+RESPONSE_TOKENS = Histogram(
+    "headrace_response_length_tokens",
+    "Tokens of finished responses",
+    buckets=(4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+)

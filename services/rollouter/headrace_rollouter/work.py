@@ -1,0 +1,317 @@
+"""Takes prompts, generates each group, scores it, finishes the sample.
+
+What a sample goes through here: take -> generate the trajectories that are not finished -> reward ->
+finish. On the way it may be parked (drain), handed back (nothing generated yet) or failed (reward,
+time-out, malformed). The ledger fences everything by owner and attempt; a `fenced` answer means that
+somebody else owns the sample now, and what was generated here is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.client import AsyncLedger
+from headrace.ledger.replies import Taken, TakeStatus, Verdict
+from headrace.reward import RewardError, Scorer
+from headrace.v1 import sample_pb2 as pb
+from headrace.wire import (
+    FinishReason,
+    Prompt,
+    Sample,
+    Trajectory,
+    WireError,
+    decode_parked,
+    decode_prompt,
+    empty_trajectory,
+    encode_parked,
+    encode_sample,
+)
+from headrace_rollouter import metrics
+from headrace_rollouter.engine import Engine
+
+log = logging.getLogger("headrace.rollouter.work")
+
+_IDLE_POLL_S = 0.02
+_VALIDATION_POLL_S = 1.0
+_VALIDATION_CHUNK = 16
+
+
+def sampling_seed(run_seed: int, sample_id: str, index: int, have: int) -> int:
+    """Seed of one trajectory, a pure function of what it is; `have` tokens already exist."""
+    digest = hashlib.sha256(f"{run_seed}/{sample_id}/{index}/{have}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") & (2**63 - 1)
+
+
+class NotAMember(RuntimeError):
+    """The ledger no longer knows this incarnation: it was expired, and the process must start anew."""
+
+
+class Worker:
+    """The work of one rollouter. `serving` is set while the engine runs under a committed version."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ledger: AsyncLedger,
+        engine: Engine,
+        scorer: Scorer,
+        decode: Callable[[list[int]], str],
+        owner: str,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._engine = engine
+        self._scorer = scorer
+        self._decode = decode
+        self._owner = owner
+        self.version = -1
+        self.serving = asyncio.Event()
+        self.trusted = asyncio.Event()
+        """The canary of the present version has passed: results may leave."""
+        self.draining = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._val_tasks: set[asyncio.Task[None]] = set()
+        self._val_next_poll = 0.0
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+        self.samples_finished = 0
+
+    # -- what the coordinator's stream calls -----------------------------------------------------
+
+    def paused(self) -> None:
+        self.serving.clear()
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+
+    def resumed(self, version: int) -> None:
+        self.version = version
+        if self._paused_at is not None:
+            self._paused_s += time.monotonic() - self._paused_at
+            self._paused_at = None
+        self._val_next_poll = 0.0
+        self.trusted.clear()
+        self.serving.set()
+
+    @property
+    def running(self) -> int:
+        return len(self._tasks)
+
+    def _clock(self) -> float:
+        """Monotonic seconds that stand still while a sync pauses the engine."""
+        now = self._paused_at if self._paused_at is not None else time.monotonic()
+        return now - self._paused_s
+
+    # -- taking ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Takes until told to drain. Raises NotAMember."""
+        while not self.draining:
+            if not self.serving.is_set():
+                with contextlib.suppress(TimeoutError):  # look at `draining` now and then
+                    await asyncio.wait_for(self.serving.wait(), 0.2)
+                continue
+            took = await self._take_validation()
+            free = self._config.rollout.max_concurrent_samples - len(self._tasks) - len(self._val_tasks) // 8
+            if free > 0 and not self.draining:
+                took += await self._take(free)
+            if not took:
+                await asyncio.sleep(_IDLE_POLL_S)
+
+    async def _take(self, free: int) -> int:
+        reply = await self._ledger.run(ops.take(self._owner, self.version, free))
+        if reply.status is TakeStatus.NOT_MEMBER and self.serving.is_set() and not self.draining:
+            raise NotAMember(f"{self._owner} is no member any more")
+        for item in reply.items:
+            self._tasks[item.sample_id] = task = asyncio.create_task(self._sample(item))
+            task.add_done_callback(lambda t, sid=item.sample_id: self._ended(sid, t))
+        return len(reply.items)
+
+    def _ended(self, sample_id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(sample_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("sample task failed", exc_info=error, extra={"sample": sample_id})
+
+    # -- one sample ------------------------------------------------------------------------------
+
+    async def _sample(self, item: Taken) -> None:
+        began = time.monotonic()
+        try:
+            prompt = decode_prompt(item.prompt)
+            group = decode_parked(item.work) if item.work else self._fresh_group()
+            if len(group) != self._config.rollout.n:
+                raise WireError(f"parked group of {len(group)}, rollout.n is {self._config.rollout.n}")
+        except WireError as error:
+            await self._fail(item, "malformed", str(error))
+            return
+        try:
+            group = await self._generate_group(prompt, group)
+        except TimeoutError:
+            await self._fail(item, "timeout", f"no finish within {self._config.rollout.sample_timeout_s:g} s")
+            return
+        except (
+            Exception
+        ) as error:  # the engine refused this request: the sample's fault until proven otherwise
+            await self._engine.check()  # a dead engine is not the sample's fault: raises, the owner expires
+            await self._fail(item, "generation_error", _trace(error))
+            return
+        if any(t.finish_reason is FinishReason.UNFINISHED for t in group):
+            await self._let_go(item, group)
+            return
+        generated = time.monotonic()
+        try:
+            await self._score(prompt, group)
+        except RewardError as error:
+            await self._fail(item, "reward_error", _trace(error))
+            return
+        await self.trusted.wait()
+        scored = time.monotonic()
+        sample = Sample(prompt, group, self._owner, item.attempt, generated - began, scored - generated)
+        verdict = await self._ledger.run(
+            ops.finish(
+                self._owner,
+                item.sample_id,
+                item.attempt,
+                encode_sample(sample),
+                sample.min_version,
+                sample.max_version,
+                sample.tokens,
+            )
+        )
+        if verdict is Verdict.FENCED:
+            log.warning("finish refused", extra={"sample": item.sample_id, "attempt": item.attempt})
+            metrics.FENCED.inc()
+            return
+        self.samples_finished += 1
+        metrics.SAMPLES.inc()
+
+    def _fresh_group(self) -> list[Trajectory]:
+        r = self._config.rollout
+        return [empty_trajectory(r.temperature) for _ in range(r.n)]
+
+    async def _generate_group(self, prompt: Prompt, group: list[Trajectory]) -> list[Trajectory]:
+        """Every unfinished trajectory continued. Raises TimeoutError past the sample's deadline."""
+        deadline = self._clock() + self._config.rollout.sample_timeout_s
+        calls = [asyncio.ensure_future(self._trajectory(prompt, t, index)) for index, t in enumerate(group)]
+        pending = set(calls)
+        while pending:
+            left = deadline - self._clock()
+            if left <= 0:
+                for call in pending:
+                    call.cancel()
+                await asyncio.gather(*pending, return_exceptions=True)
+                raise TimeoutError
+            _, pending = await asyncio.wait(pending, timeout=min(max(left, 0.01), 5.0))
+        return [call.result() for call in calls]
+
+    async def _trajectory(self, prompt: Prompt, t: Trajectory, index: int) -> Trajectory:
+        if t.finish_reason is not FinishReason.UNFINISHED or self.draining:
+            return t
+        seed = sampling_seed(self._config.seed, prompt.sample_id, index, len(t.token_ids))
+        done = await self._engine.generate(prompt.token_ids, t, seed)
+        if done.finish_reason is not FinishReason.UNFINISHED:
+            metrics.RESPONSE_TOKENS.observe(len(done.token_ids))
+        return done
+
+    async def _score(self, prompt: Prompt, group: list[Trajectory]) -> None:
+        scores = await asyncio.gather(*(self._score_one(prompt, t) for t in group))
+        for t, (reward, parts) in zip(group, scores, strict=True):
+            t.reward, t.reward_parts = reward, parts
+
+    async def _score_one(self, prompt: Prompt, t: Trajectory) -> tuple[float, dict[str, float]]:
+        info: dict[str, Any] = {**prompt.extra_info, "finish_reason": t.finish_reason.name.lower()}
+        text = self._decode(t.token_ids.tolist())
+        return await self._scorer.score(prompt.data_source, text, prompt.ground_truth, info)
+
+    async def _fail(self, item: Taken, reason: str, detail: str) -> None:
+        answer = await self._ledger.run(ops.fail(self._owner, item.sample_id, item.attempt, reason, detail))
+        log.warning(
+            "sample failed",
+            extra={
+                "sample": item.sample_id,
+                "reason": reason,
+                "answer": str(answer),
+                "detail": detail[-300:],
+            },
+        )
+        metrics.FAILED.labels(reason=reason).inc()
+
+    async def _let_go(self, item: Taken, group: list[Trajectory]) -> None:
+        """Interrupted by the drain: park what there is, or hand back what never began."""
+        versions = [v[0] for t in group if (v := t.versions)]
+        if versions:
+            op = ops.park(self._owner, item.sample_id, item.attempt, encode_parked(group), min(versions))
+        else:
+            op = ops.hand_back(self._owner, item.sample_id, item.attempt)
+        verdict = await self._ledger.run(op)
+        log.info("let go", extra={"sample": item.sample_id, "by": op.script, "verdict": str(verdict)})
+
+    # -- drain -----------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Stop taking; park or hand back everything. When it returns nothing is owned any more."""
+        self.draining = True
+        self.trusted.set()  # what is complete may still leave
+        for task in list(self._val_tasks):
+            task.cancel()
+        await self._engine.abort_all()
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=1.0)
+            await self._engine.abort_all()
+
+    # -- validation ------------------------------------------------------------------------------
+
+    async def _take_validation(self) -> int:
+        """Held-out prompts come ahead of training ones."""
+        if time.monotonic() < self._val_next_poll or len(self._val_tasks) >= 4 * _VALIDATION_CHUNK:
+            return 0
+        version = self.version
+        rows = await self._ledger.run(ops.val_take(self._owner, version, _VALIDATION_CHUNK))
+        if not rows:
+            # Rows may come back later, from an owner that expires.
+            self._val_next_poll = time.monotonic() + _VALIDATION_POLL_S
+        for row, payload in rows:
+            task = asyncio.create_task(self._validate(version, row, payload))
+            self._val_tasks.add(task)
+            task.add_done_callback(self._val_ended)
+        return len(rows)
+
+    def _val_ended(self, task: asyncio.Task[None]) -> None:
+        self._val_tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("validation task failed", exc_info=error)
+
+    async def _validate(self, version: int, row: int, payload: bytes) -> None:
+        """One held-out prompt, greedy. A reward that fails counts 0 and is logged: the row must end."""
+        prompt = decode_prompt(payload)
+        t = await self._engine.generate(prompt.token_ids, empty_trajectory(1.0), seed=None)
+        if t.finish_reason is FinishReason.UNFINISHED or t.versions != (version, version):
+            return  # a score never mixes versions; the round that closed this validation reports the rest
+        try:
+            reward, _ = await self._score_one(prompt, t)
+        except RewardError as error:
+            log.warning("validation reward failed", extra={"row": row, "error": str(error)})
+            reward = 0.0
+        await self.trusted.wait()
+        result = pb.ValidationResult(
+            version=version,
+            row=row,
+            data_source=prompt.data_source,
+            reward=reward,
+            response_tokens=np.int64(len(t.token_ids)).item(),
+        )
+        await self._ledger.run(ops.val_finish(self._owner, version, row, result.SerializeToString()))
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-3500:]

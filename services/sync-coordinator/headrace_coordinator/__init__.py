@@ -1,0 +1,1 @@
+"""The sync coordinator: membership, the policy version, sync rounds. It never sees a sample."""

@@ -1,0 +1,100 @@
+"""`headrace-coordinator`: membership, policy version and sync rounds over gRPC."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from headrace import environment, logs
+from headrace.config_load import ConfigError, load
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.redis_connect import connect_async
+from headrace.startup import until_configured
+from headrace.v1 import sync_pb2, sync_pb2_grpc
+from headrace_coordinator.driver import Driver
+from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
+
+log = logging.getLogger("headrace.coordinator")
+
+EX_UNAVAILABLE, EX_CONFIG = 69, 78
+_MAX_MESSAGE = 64 * 1024 * 1024  # a manifest names every tensor of the model
+
+
+async def serve(args: argparse.Namespace) -> int:
+    config = load(args.config)
+    ledger = AsyncLedger(connect_async(environment.redis_url()), config.name)
+    await until_configured(ledger, config.services.start_timeout_s)
+    driver = Driver(config, ledger)
+    await driver.recover()
+    server = grpc.aio.server(
+        interceptors=[TokenInterceptor(environment.token())],
+        options=[
+            ("grpc.max_receive_message_length", _MAX_MESSAGE),
+            ("grpc.max_send_message_length", _MAX_MESSAGE),
+            # A peer that vanished without closing (a lost node) is noticed within about half a minute.
+            ("grpc.keepalive_time_ms", 15_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    sync_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(driver), server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    name = sync_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
+    reflection.enable_server_reflection(
+        (name, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), server
+    )
+    try:
+        port = server.add_insecure_port(f"{args.host}:{args.port}")
+    except RuntimeError as error:
+        print(f"headrace-coordinator: cannot listen on {args.host}:{args.port}: {error}", file=sys.stderr)
+        return EX_CONFIG
+    if args.metrics_port:
+        start_http_server(args.metrics_port, args.host)
+    await server.start()
+    await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    log.info("serving", extra={"host": args.host, "port": port})
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    work = asyncio.create_task(driver.run())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await server.stop(grace=1.0)
+    if work.done():
+        work.result()  # the driver never returns: it failed, and the process starts anew
+    work.cancel()
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="headrace-coordinator", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the run's configuration file")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=50051)
+    parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus port; 0 for none")
+    args = parser.parse_args()
+    logs.setup("coordinator")
+    try:
+        sys.exit(asyncio.run(serve(args)))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EX_CONFIG)
+    except LedgerUnavailable as error:
+        print(f"headrace-coordinator: {error}", file=sys.stderr)
+        sys.exit(EX_UNAVAILABLE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""gRPC front of the driver: turns stream messages into its calls and its commands into messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from headrace.environment import token_matches
+from headrace.v1 import sync_pb2 as pb
+from headrace.v1 import sync_pb2_grpc
+from headrace_coordinator import session as s
+from headrace_coordinator.connections import MemberConnection, TrainerConnection
+from headrace_coordinator.driver import Driver
+
+log = logging.getLogger("headrace.coordinator")
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses Headrace calls without the shared token; health and reflection stay open for probes."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        given = dict(details.invocation_metadata or ()).get("authorization")
+        if details.method.startswith("/headrace.v1.") and not token_matches(given, self._token):
+            handler = await continuation(details)
+
+            async def refuse(_: Any, context: grpc.aio.ServicerContext) -> Any:
+                await context.abort(
+                    grpc.StatusCode.UNAUTHENTICATED, "missing or wrong token (HEADRACE_TOKEN)"
+                )
+
+            if handler.request_streaming:
+                return grpc.stream_stream_rpc_method_handler(refuse)
+            return grpc.unary_unary_rpc_method_handler(refuse)
+        return await continuation(details)
+
+
+class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def Member(
+        self, request_iterator: AsyncIterator[pb.MemberReport], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.MemberCommand]:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("report") != "hello" or not first.hello.incarnation:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first report must be a hello")
+            return
+        hello = first.hello
+        connection = MemberConnection(hello.incarnation, max(hello.workers, 1), hello.version, hello.paused)
+        log.info("member connected", extra={"member": hello.incarnation, "version": hello.version})
+        await self._driver.member_joined(connection)
+        reader = asyncio.create_task(self._read_member(connection, request_iterator))
+        try:
+            while (command := await connection.outgoing.get()) is not None:
+                yield command
+        finally:
+            reader.cancel()
+            self._driver.member_left(connection)
+
+    async def _read_member(self, c: MemberConnection, reports: AsyncIterator[pb.MemberReport]) -> None:
+        try:
+            async for report in reports:
+                await self._on_member(c, report)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # a broken stream must end the other direction too, whatever broke it
+            log.exception("member stream failed", extra={"member": c.incarnation})
+        finally:
+            c.outgoing.put_nowait(None)
+
+    async def _on_member(self, c: MemberConnection, report: pb.MemberReport) -> None:
+        d, name = self._driver, c.incarnation
+        match report.WhichOneof("report"):
+            case "paused" if report.paused.term == d.term and report.paused.round == d.round:
+                c.paused = True
+                d.event(s.Paused(name))
+            case "ready" if (attempt := d.attempt_of(report.ready.session)) is not None:
+                d.event(s.Ready(name, attempt))
+            case "loaded" if (attempt := d.attempt_of(report.loaded.session)) is not None:
+                d.event(s.Loaded(name, attempt, report.loaded.digest))
+            case "failed" if (attempt := d.attempt_of(report.failed.session)) is not None:
+                log.warning("member failed", extra={"member": name, "error": report.failed.error[:500]})
+                d.event(s.Failed(name, attempt, report.failed.error))
+            case "progress":
+                d.progress(c, report.progress.tokens)
+            case "resumed":
+                d.canary(c, report.resumed)
+            case "leaving":
+                await d.member_leaving(c)
+                c.outgoing.put_nowait(None)
+
+    async def Trainer(
+        self, request_iterator: AsyncIterator[pb.TrainerReport], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.TrainerCommand]:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("report") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first report must be a hello")
+            return
+        hello = first.hello
+        connection = TrainerConnection(
+            hello.lineage, hello.store_host, hello.store_port, snapshot_version=hello.snapshot_version
+        )
+        if not self._driver.trainer_joined(connection, hello.manifest):
+            yield pb.TrainerCommand(
+                term=self._driver.term,
+                rejected=pb.Rejected(reason=f"lineage {hello.lineage} is older than {self._driver.lineage}"),
+            )
+            return
+        log.info("trainer connected", extra={"lineage": hello.lineage})
+        reader = asyncio.create_task(self._read_trainer(connection, request_iterator))
+        try:
+            while (command := await connection.outgoing.get()) is not None:
+                yield command
+        finally:
+            reader.cancel()
+            self._driver.trainer_left(connection)
+
+    async def _read_trainer(self, c: TrainerConnection, reports: AsyncIterator[pb.TrainerReport]) -> None:
+        d = self._driver
+        try:
+            async for report in reports:
+                match report.WhichOneof("report"):
+                    case "begin":
+                        d.begin(c, report.begin)
+                    case "ready" if (attempt := d.attempt_of(report.ready.session)) is not None:
+                        d.event(s.Ready(s.TRAINER, attempt))
+                    case "sent" if (attempt := d.attempt_of(report.sent.session)) is not None:
+                        d.event(s.Sent(attempt, report.sent.digest))
+                    case "failed" if (attempt := d.attempt_of(report.failed.session)) is not None:
+                        log.warning("trainer failed to send", extra={"error": report.failed.error[:500]})
+                        d.event(s.Failed(s.TRAINER, attempt, report.failed.error))
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # as for members
+            log.exception("trainer stream failed")
+        finally:
+            with contextlib.suppress(asyncio.QueueFull):
+                c.outgoing.put_nowait(None)
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetStatusReply:
+        d = self._driver
+        return pb.GetStatusReply(
+            term=d.term,
+            round=d.round,
+            phase=str(d.session.phase) if d.session else "idle",
+            version=d.version,
+            members=sorted(d.members),
+            joiners=sorted(d.joiners()),
+            trainer_connected=d.trainer is not None,
+            waiting_for=sorted(d.session.waiting) if d.session else [],
+        )

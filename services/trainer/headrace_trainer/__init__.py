@@ -1,0 +1,1 @@
+"""The trainer: FSDP2 policy and optimizer under torchrun. It never calls a rollouter."""

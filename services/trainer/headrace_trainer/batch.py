@@ -1,0 +1,194 @@
+"""From the ledger to tensors: claiming, reading payloads, padding."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.client import SyncLedger
+from headrace.ledger.replies import Claimed, ClaimStatus
+from headrace.wire import Prompt, Sample, Trajectory, WireError, decode_sample
+from headrace_trainer.plan import Item, assign, mini_batches, order
+from headrace_trainer.ranks import Ranks
+
+log = logging.getLogger("headrace.trainer.batch")
+
+_POLL_S = 0.01
+
+
+class Stopped(Exception):
+    """An orderly stop was asked for while waiting."""
+
+
+class ClaimFailed(RuntimeError):
+    """Another trainer has taken over, or no samples came in time."""
+
+
+@dataclass
+class Batch:
+    """One rank's part of R*M claimed samples."""
+
+    items: list[Item]
+    """All samples of the batch, in order of training."""
+    mini: list[list[Sample]]
+    """Per mini-batch the samples of this rank."""
+    mini_samples: list[int]
+    """Per mini-batch the number of samples over all ranks."""
+    wait_s: float
+    """Seconds in which rank 0 waited for samples."""
+
+
+class Batches:
+    """Claims batches; every rank reads the payloads of its own samples, rank 0 only plans ids."""
+
+    def __init__(
+        self, config: RunConfig, ledger: SyncLedger, ranks: Ranks, lineage: int, stopping: Callable[[], bool]
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._ranks = ranks
+        self._lineage = lineage
+        self._stopping = stopping
+
+    def next(self, window: int) -> Batch | None:
+        """The next R*M samples, or the last ones, or None at the end of data. All ranks together.
+
+        Raises Stopped or ClaimFailed, on every rank alike.
+        """
+        began = time.monotonic()
+        want = self._config.samples_per_update
+        claimed: list[Claimed] = []
+        decoded: dict[str, Sample] = {}
+        while True:
+            status, more = self._claim(window, want - len(claimed))
+            claimed += more
+            if not claimed:
+                return None
+            items = [Item(c.sample_id, c.tokens, c.min_version, c.max_version, c.t_finished) for c in claimed]
+            items = order(items, self._config.rule.max_required == self._config.rule.window)
+            cut = mini_batches(items, self._config.actor.ppo_mini_batch_size)
+            shares = [assign(mini, self._ranks.world_size)[self._ranks.rank] for mini in cut]
+            wait_s = time.monotonic() - began
+            bad = self._read([i.sample_id for share in shares for i in share], decoded)
+            if not bad:
+                mini = [[decoded[i.sample_id] for i in share] for share in shares]
+                return Batch(items, mini, [len(c) for c in cut], wait_s)
+            self._bury(bad)
+            claimed = [c for c in claimed if c.sample_id not in bad]
+            if status != ClaimStatus.BATCH and not claimed:
+                continue
+
+    def _claim(self, window: int, count: int) -> tuple[str, list[Claimed]]:
+        """Rank 0 claims, everybody hears of it. Statuses other than a batch end in an exception or []."""
+        told = self._ranks.share(self._claim_on_first(window, count) if self._ranks.is_first else None)
+        status = str(told["status"])
+        if status == "stopped":
+            raise Stopped
+        if status == "failed":
+            raise ClaimFailed(told["why"])
+        return status, [Claimed(*row) for row in told["items"]]
+
+    def _claim_on_first(self, window: int, count: int) -> dict[str, object]:
+        deadline = time.monotonic() + self._config.trainer.claim_timeout_s
+        while True:
+            reply = self._ledger.run(ops.claim(self._lineage, window, count))
+            if reply.status is ClaimStatus.FENCED:
+                return {"status": "failed", "why": f"lineage {self._lineage} is no longer the newest"}
+            if reply.status is not ClaimStatus.WAIT:
+                rows = [
+                    [c.sample_id, c.eid, c.attempt, c.min_version, c.max_version, c.tokens, c.t_finished]
+                    for c in reply.items
+                ]
+                return {"status": str(reply.status), "items": rows}
+            if self._stopping():
+                return {"status": "stopped"}
+            if time.monotonic() > deadline:
+                s = self._ledger.run(ops.stats())
+                return {
+                    "status": "failed",
+                    "why": f"no {count} samples within trainer.claim_timeout_s = "
+                    f"{self._config.trainer.claim_timeout_s:g}: counts {s.counts}, members {sorted(s.members)}",
+                }
+            time.sleep(_POLL_S)
+
+    def _read(self, ids: Sequence[str], decoded: dict[str, Sample]) -> dict[str, str]:
+        """Fetch and decode this rank's samples; returns id -> reason of every rank's malformed ones."""
+        bad: dict[str, str] = {}
+        missing = [i for i in ids if i not in decoded]
+        for sample_id, raw in zip(missing, self._ledger.run(ops.payloads(missing)), strict=True):
+            try:
+                if raw is None:
+                    raise WireError("payload is missing")
+                sample = decode_sample(raw)
+                self._check(sample, sample_id)
+                decoded[sample_id] = sample
+            except WireError as error:
+                bad[sample_id] = str(error)
+        return {k: v for part in self._ranks.gather_all(bad) for k, v in part.items()}
+
+    def _check(self, sample: Sample, sample_id: str) -> None:
+        if sample.prompt.sample_id != sample_id:
+            raise WireError(f"payload belongs to sample {sample.prompt.sample_id}")
+        if len(sample.trajectories) != self._config.rollout.n:
+            raise WireError(f"{len(sample.trajectories)} trajectories, rollout.n is {self._config.rollout.n}")
+        longest = max(len(t.token_ids) for t in sample.trajectories)
+        if longest > self._config.data.max_response_length:
+            raise WireError(f"response of {longest} tokens is over the limit")
+
+    def _bury(self, bad: dict[str, str]) -> None:
+        if self._ranks.is_first:
+            for sample_id, reason in bad.items():
+                log.error("malformed sample", extra={"sample": sample_id, "reason": reason})
+                self._ledger.run(ops.bury(self._lineage, sample_id, "malformed", reason))
+        self._ranks.share(None)  # nobody claims a replacement before they are out of the way
+
+
+@dataclass
+class Rows:
+    """Padded trajectories. Token tensors are (B, T); position t of `targets` is predicted by logits[:, t]."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    targets: torch.Tensor
+    behaviour_log_probs: torch.Tensor
+    mask: torch.Tensor
+    advantages: torch.Tensor
+    """(B,): one per trajectory."""
+    temperature: torch.Tensor
+
+
+def pad_rows(rows: Sequence[tuple[Prompt, Trajectory, float]], pad_id: int, device: torch.device) -> Rows:
+    """Prompt + response, padded on the right; (prompt, trajectory, advantage) per row."""
+    longest = max(len(p.token_ids) + len(t.token_ids) for p, t, _ in rows)
+    shape = (len(rows), longest)
+    ids = torch.full(shape, pad_id, dtype=torch.int64)
+    attention = torch.zeros(shape, dtype=torch.int64)
+    targets = torch.zeros(shape, dtype=torch.int64)
+    behaviour = torch.zeros(shape, dtype=torch.float32)
+    mask = torch.zeros(shape, dtype=torch.float32)
+    for row, (prompt, t, _) in enumerate(rows):
+        start, count = len(prompt.token_ids), len(t.token_ids)
+        end = start + count
+        ids[row, :start] = torch.from_numpy(prompt.token_ids.astype("int64"))
+        ids[row, start:end] = torch.from_numpy(t.token_ids.astype("int64"))
+        attention[row, :end] = 1
+        # Response token i is predicted one position earlier.
+        span = slice(start - 1, end - 1)
+        targets[row, span] = ids[row, start:end]
+        behaviour[row, span] = torch.from_numpy(t.log_probs.astype("float32"))
+        mask[row, span] = torch.from_numpy(t.loss_mask.astype("float32"))
+    return Rows(
+        ids.to(device),
+        attention.to(device),
+        targets.to(device),
+        behaviour.to(device),
+        mask.to(device),
+        torch.tensor([a for _, _, a in rows], dtype=torch.float32, device=device),
+        torch.tensor([t.temperature for _, t, _ in rows], dtype=torch.float32, device=device),
+    )

@@ -1,0 +1,160 @@
+"""Checkpoints: sharded state by torch DCP, and a manifest of what was trained.
+
+`checkpoints/step_N/` is written under another name and renamed when it is complete, so a crash leaves
+the previous one valid. The manifest is the commit point of training: ids in it are trained whatever
+the ledger says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+
+from headrace_trainer.ranks import Ranks
+
+log = logging.getLogger("headrace.trainer.checkpoint")
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """What the training loop itself remembers; the rest is in the model and the optimizer."""
+
+    step: int = 0
+    """Local updates so far (claims of R*M samples)."""
+    optimizer_steps: int = 0
+    version: int = -1
+    """Policy version committed last."""
+    lineage: int = 0
+    tokens: int = 0
+    """Response tokens trained."""
+    trajectories: int = 0
+    stale_samples: int = 0
+    stale_trajectories: int = 0
+    partial_samples: int = 0
+    wall_s: float = 0.0
+    """Seconds of training over all incarnations up to here."""
+    trained: dict[str, int] = field(default_factory=dict)
+    """Sample id -> step that trained it."""
+    step_of_version: dict[str, int] = field(default_factory=dict)
+    """Policy version -> optimizer steps before its snapshot."""
+
+
+def newest(directory: Path) -> Path | None:
+    """The newest complete checkpoint, or None."""
+    found = [d for d in directory.glob("step_*") if (d / MANIFEST).exists()]
+    return max(found, key=lambda d: int(d.name.removeprefix("step_")), default=None)
+
+
+def read_manifest(checkpoint: Path) -> Progress:
+    """Raises ValueError when it is damaged or of another format."""
+    try:
+        plain = json.loads((checkpoint / MANIFEST).read_text())
+        if plain.pop("format") != FORMAT:
+            raise ValueError(f"format is not {FORMAT}")
+        return Progress(**plain)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{checkpoint / MANIFEST}: {error}") from error
+
+
+class Checkpoints:
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler,
+        ranks: Ranks,
+    ) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._model = model
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._ranks = ranks
+
+    def save(self, progress: Progress) -> Path:
+        """All ranks together. When it returns the checkpoint is on disk."""
+        final = self._directory / f"step_{progress.step:08d}"
+        fresh = self._directory / f".step_{progress.step:08d}.tmp"
+        if self._ranks.is_first:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+        self._ranks.share(None)
+        model_state, optimizer_state = get_state_dict(self._model, self._optimizer)
+        rank = self._ranks.rank
+        state: dict[str, Any] = {
+            "model": model_state,
+            "optimizer": optimizer_state,
+            "schedule": self._schedule.state_dict(),
+            f"rng_{rank}": torch.get_rng_state(),
+        }
+        dcp.save(state, checkpoint_id=fresh, process_group=self._ranks.control)
+        if self._ranks.is_first:
+            plain = {"format": FORMAT, **asdict(progress)}
+            with (fresh / MANIFEST).open("w") as handle:
+                json.dump(plain, handle)
+                handle.flush()
+                os.fsync(handle.fileno())
+            if final.exists():
+                shutil.rmtree(final)  # the same step saved again after a resume
+            fresh.rename(final)
+            _sync_directory(self._directory)
+            self._retain()
+        self._ranks.share(None)
+        return final
+
+    def load(self, checkpoint: Path) -> Progress:
+        """All ranks together, on any number of ranks. Raises ValueError when it cannot be read."""
+        progress = read_manifest(checkpoint)
+        model_state, optimizer_state = get_state_dict(self._model, self._optimizer)
+        state: dict[str, Any] = {
+            "model": model_state,
+            "optimizer": optimizer_state,
+            "schedule": self._schedule.state_dict(),
+        }
+        dcp.load(state, checkpoint_id=checkpoint, process_group=self._ranks.control)
+        set_state_dict(
+            self._model,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        self._schedule.load_state_dict(state["schedule"])
+        log.info("checkpoint loaded", extra={"path": str(checkpoint), "step": progress.step})
+        return progress
+
+    def full_state(self) -> dict[str, torch.Tensor]:
+        """Full parameters on rank 0's host memory, an empty dictionary elsewhere. All ranks together."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return dict(get_model_state_dict(self._model, options=options))
+
+    def _retain(self) -> None:
+        complete = sorted(d for d in self._directory.glob("step_*") if (d / MANIFEST).exists())
+        for old in complete[: -self._keep]:
+            shutil.rmtree(old)
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

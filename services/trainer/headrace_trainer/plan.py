@@ -1,0 +1,60 @@
+"""Who computes what: pure rules, the same on every rank.
+
+A batch of R*M samples is cut into R mini-batches of M, each mini-batch over the ranks by tokens, and a
+rank's trajectories into micro-batches that fit. The gradient does not depend on any of these cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Item:
+    """A claimed sample as the plan sees it."""
+
+    sample_id: str
+    tokens: int
+    min_version: int
+    max_version: int
+    t_finished: float
+
+
+def order(items: Sequence[Item], strict: bool) -> list[Item]:
+    """Order in which a batch is trained: by id when eta is 0, so that runs repeat; else as they finished."""
+    return sorted(items, key=lambda i: i.sample_id) if strict else list(items)
+
+
+def mini_batches(items: Sequence[Item], size: int) -> list[list[Item]]:
+    """Consecutive mini-batches of `size`; the last of all may be shorter."""
+    return [list(items[i : i + size]) for i in range(0, len(items), size)]
+
+
+def assign(items: Sequence[Item], ranks: int) -> list[list[Item]]:
+    """Each sample to one rank, longest first to the rank with the fewest tokens so far.
+
+    No rank gets more than 4/3 of the best possible largest load (Graham 1969). Within a rank the
+    order of `items` is kept.
+    """
+    loads = [0] * ranks
+    where: dict[str, int] = {}
+    for item in sorted(items, key=lambda i: (-i.tokens, i.sample_id)):
+        rank = min(range(ranks), key=lambda r: (loads[r], r))
+        loads[rank] += item.tokens
+        where[item.sample_id] = rank
+    return [[i for i in items if where[i.sample_id] == rank] for rank in range(ranks)]
+
+
+def micro_batches(lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Indices of trajectories, cut so that (count x longest) stays within `limit` padded tokens.
+
+    Sorted by length first, so that little is padding. A trajectory longer than `limit` is alone.
+    """
+    out: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if out and (len(out[-1]) + 1) * lengths[out[-1][0]] <= limit:
+            out[-1].append(index)
+        else:
+            out.append([index])
+    return out

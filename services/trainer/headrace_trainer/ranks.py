@@ -1,0 +1,72 @@
+"""What the trainer's ranks tell each other beside gradients: small JSON values, never pickles."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Ranks:
+    """The default process group, and a Gloo group of its own for control messages."""
+
+    def __init__(self, device: str, timeout_s: float) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        self.device = (
+            torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
+        )
+        if device == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.control = dist.new_group(backend="gloo", timeout=timeout)
+        self.weights = dist.new_group(backend="gloo", timeout=timeout)
+        """Only the weight servers use it."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's `value` on every rank. It must survive JSON."""
+        raw = json.dumps(value).encode() if self.is_first else b""
+        size = torch.tensor([len(raw)])
+        dist.broadcast(size, 0, group=self.control)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if self.is_first:
+            buffer.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+        dist.broadcast(buffer, 0, group=self.control)
+        return json.loads(bytes(buffer.tolist())) if not self.is_first else value
+
+    def gather_all(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in order of rank, on every rank."""
+        raw = json.dumps(value).encode()
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(raw)
+        dist.all_reduce(sizes, group=self.control)
+        width = int(sizes.max())
+        mine = torch.zeros(width, dtype=torch.uint8)
+        mine[: len(raw)].copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+        rows = [torch.empty(width, dtype=torch.uint8) for _ in range(self.world_size)]
+        dist.all_gather(rows, mine, group=self.control)
+        return [json.loads(bytes(row[: int(n)].tolist())) for row, n in zip(rows, sizes, strict=True)]
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sums over the ranks, in float64."""
+        tensor = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.control)
+        return [float(v) for v in tensor]
+
+    def largest(self, value: int) -> int:
+        tensor = torch.tensor([value])
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
+        return int(tensor)
+
+    def close(self) -> None:
+        dist.destroy_process_group()

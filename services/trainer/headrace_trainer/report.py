@@ -1,0 +1,202 @@
+"""Measures the phases of a step where they happen, and writes the run log's rows (rank 0)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace import telemetry
+from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.client import SyncLedger
+from headrace.v1 import sync_pb2 as pb
+from headrace_trainer import metrics
+from headrace_trainer.batch import Batch
+from headrace_trainer.checkpoint import Progress
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.run_log import RunLog, spread, staleness_metrics
+from headrace_trainer.update import UpdateSums
+
+
+class Report:
+    """Every rank has one, since sums are collective; only rank 0 writes."""
+
+    def __init__(self, config: RunConfig, ledger: SyncLedger, ranks: Ranks, run_dir: Path) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._ranks = ranks
+        self._log = RunLog(run_dir) if ranks.is_first else None
+        self._started = time.monotonic()
+        self._wall_before = 0.0
+        self._row_began = self._started
+        self._phases: dict[str, float] = {}
+        self._sync: dict[str, float] = {}
+        self._last_commit = self._started
+        self._window = -1  # the one in which the batch was claimed
+        self._telemetry: dict[str, telemetry.RolloutTelemetry] = {}
+        self._idle: float | None = None
+        self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span since the last sync
+        self._shown_partial = [0, 0, 0]
+
+    @property
+    def wall_s(self) -> float:
+        return self._wall_before + time.monotonic() - self._started
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._phases[name] = self._phases.get(name, 0.0) + time.monotonic() - began
+
+    def begin_update(self, batch: Batch, window: int) -> None:
+        """The batch is here: what lies between the last row's end and now was waiting for it."""
+        self._phases["gen_wait"] = time.monotonic() - self._row_began
+        self._window = window
+
+    # -- sync ------------------------------------------------------------------------------------
+
+    def committed(self, c: pb.Committed, nbytes: int) -> None:
+        if self._log is None:
+            return
+        now = time.monotonic()
+        self._sync = self._log.committed(c, nbytes, now - self._last_commit)
+        self._last_commit = now
+        fresh = telemetry.decode_all(
+            self._ledger.redis.hgetall(telemetry.telemetry_key(self._config.name))  # type: ignore[arg-type]
+        )
+        idle = telemetry.idle_ratio(self._telemetry, fresh)
+        self._idle = idle if idle is not None else self._idle
+        self._telemetry = fresh
+        self._shown_partial, self._partial_in_window = self._partial_in_window, [0, 0, 0]
+
+    def canary(self, report: pb.CanaryReport) -> None:
+        """Called by the sync client's thread."""
+        if self._log is not None:
+            metrics.LOGPROB_DIFF.set(report.max_abs_diff)
+            self._log.canary(report.max_abs_diff)
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def resumed(self, wall_s: float) -> None:
+        """Count on from a checkpoint's wall clock."""
+        self._wall_before = wall_s
+
+    def end_update(self, batch: Batch, p: Progress, sums: UpdateSums, lr: float) -> None:
+        """Collective: every rank's sums and facts, one row on rank 0."""
+        total = self._ranks.sums(sums.vector())
+        mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
+        facts = self._ranks.gather_all(
+            {
+                "rewards": [t.reward for t in mine],
+                "lengths": [len(t.token_ids) for t in mine],
+                "cut": sum(t.finish_reason == 2 for t in mine),
+                "zero": sum(
+                    len({t.reward for t in s.trajectories}) == 1 for mini in batch.mini for s in mini
+                ),
+                "spans": [s.span for mini in batch.mini for s in mini],
+            }
+        )
+        window = self._window
+        samples = len(batch.items)
+        stale = sum(window - i.min_version > 0 for i in batch.items)
+        spans = [s for f in facts for s in f["spans"]]
+        p.tokens += int(total[0])
+        p.trajectories += samples * self._config.rollout.n
+        p.stale_samples += stale
+        p.stale_trajectories += stale * self._config.rollout.n
+        p.partial_samples += sum(s > 0 for s in spans)
+        self._partial_in_window[0] += sum(s > 0 for s in spans)
+        self._partial_in_window[1] += samples
+        self._partial_in_window[2] = max([self._partial_in_window[2], *spans])
+        if self._log is None:
+            self._phases = {}
+            self._row_began = time.monotonic()
+            return
+        now = time.monotonic()
+        step_s = now - self._row_began
+        row = self._row(batch, p, sums, total, facts, window, step_s, lr)
+        self._log.update(row)
+        metrics.observe(row, self._phases, samples, self._config.rollout.n)
+        self._phases = {}
+        self._sync = {}
+        self._row_began = now
+
+    def _row(
+        self,
+        batch: Batch,
+        p: Progress,
+        sums: UpdateSums,
+        total: list[float],
+        facts: list[dict[str, Any]],
+        window: int,
+        step_s: float,
+        lr: float,
+    ) -> dict[str, Any]:
+        tokens, loss, clipped, lower, kl, k3, entropy, weight, squared = total
+        tokens = max(tokens, 1.0)
+        rewards = [r for f in facts for r in f["rewards"]]
+        lengths = [n for f in facts for n in f["lengths"]]
+        samples = len(batch.items)
+        stats = self._ledger.run(ops.stats())
+        partial, in_window, span = self._shown_partial
+        row: dict[str, Any] = {
+            "step": p.step,
+            "optimizer_steps": p.optimizer_steps,
+            "wall_s": self.wall_s,
+            "trainer/idle_ratio": self._phases.get("gen_wait", 0.0) / step_s,
+            "fully_async/count/stale_samples_processed": p.stale_samples,
+            "fully_async/count/stale_trajectory_processed": p.stale_trajectories,
+            "fully_async/count/total_generated_samples": sum(t.samples for t in self._telemetry.values()),
+            "fully_async/count/dropped_stale_samples": stats.counts["dropped"],
+            "fully_async/count/current_param_version": stats.version,
+            "fully_async/partial/total_partial_num": partial,
+            "fully_async/partial/partial_ratio": partial / in_window if in_window else 0.0,
+            "fully_async/partial/max_partial_span": span,
+            **staleness_metrics(batch.items, window, p.step_of_version, p.optimizer_steps - len(batch.mini)),
+            "queue/depth": stats.counts["queued"],
+            "queue/in_flight": stats.counts["in_flight"],
+            "queue/message_latency_s": _latency(batch),
+            "queue/oldest_age_s": stats.oldest_queued_age_s,
+            "queue/dead": stats.counts["dead"],
+            "queue/requeued": sum(stats.requeued.values()),
+            "perf/samples_per_s": samples / step_s,
+            "perf/tokens_per_s": tokens / step_s,
+            "perf/steps_per_hour": 3600.0 / step_s,
+            "actor/pg_loss": loss / tokens,
+            "actor/pg_clipfrac": clipped / tokens,
+            "actor/pg_clipfrac_lower": lower / tokens,
+            "actor/ppo_kl": kl / tokens,
+            "actor/entropy": entropy / tokens,
+            "actor/grad_norm": sums.grad_norms[-1],
+            "actor/skipped_steps": sums.skipped,
+            "actor/lr": lr,
+            "rollout_corr/ess": weight * weight / (tokens * squared) if squared > 0 else 1.0,
+            "rollout_corr/kl": kl / tokens,
+            "rollout_corr/k3_kl": k3 / tokens,
+            **spread(rewards, "reward"),
+            "response_length/mean": sum(lengths) / len(lengths),
+            "response_length/max": max(lengths),
+            "response_length/clip_ratio": sum(f["cut"] for f in facts) / len(lengths),
+            "group/zero_std_ratio": sum(f["zero"] for f in facts) / samples,
+            "timing_s/step": step_s,
+            **{f"timing_s/{name}": seconds for name, seconds in self._phases.items()},
+            **self._sync,
+        }
+        if self._idle is not None:
+            row["rollouter/idle_ratio"] = self._idle
+        return row
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+
+def _latency(batch: Batch) -> float:
+    """Mean seconds from written to read, by the wall clock that stamped both."""
+    now = time.time()
+    return sum(max(0.0, now - i.t_finished) for i in batch.items) / len(batch.items)

