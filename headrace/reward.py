@@ -54,7 +54,7 @@ def load_reward(path: str, name: str) -> RewardFunction:
             f"custom_reward_function: {path}:{name} must accept "
             f"(data_source, solution_str, ground_truth, extra_info): {error}"
         ) from error
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def parse_score(result: Any) -> tuple[float, dict[str, float]]:

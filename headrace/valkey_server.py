@@ -30,7 +30,7 @@ import redis
 
 from headrace import redis_url
 from headrace.net import free_port
-from headrace.runner.redis_client import connect
+from headrace.redis_connect import connect
 from headrace.runner.spawn import spawn
 
 HOST = "127.0.0.1"

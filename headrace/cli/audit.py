@@ -12,8 +12,8 @@ from headrace import redis_url
 from headrace.cli.status import no_run
 from headrace.config_load import load
 from headrace.ledger.audit import audit as audit_ledger
+from headrace.redis_connect import connect
 from headrace.runner.layout import RunLayout, find_run, read_json
-from headrace.runner.redis_client import connect
 from headrace.runner.summary import balance_line
 from headrace.valkey_server import start_valkey
 

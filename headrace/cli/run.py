@@ -10,11 +10,11 @@ from pathlib import Path
 from headrace import config_load, redis_url
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
+from headrace.redis_connect import connect
 from headrace.runner import assets, preflight
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RunLayout, RunLock
 from headrace.runner.progress import make_display
-from headrace.runner.redis_client import connect
 from headrace.runner.services import plan
 from headrace.runner.session import Session, Signals
 

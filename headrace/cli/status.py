@@ -13,9 +13,9 @@ import redis
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.redis_connect import connect
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
-from headrace.runner.redis_client import connect
 
 EXIT_USAGE = 2
 

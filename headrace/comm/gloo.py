@@ -26,7 +26,7 @@ class GlooCommunicator:
         self.rank = rank
         self.world_size = world_size
         self.device = device
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
         # Listen on the address that faces the store: a pod's hostname may resolve to anything.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface_address(store_host))]
@@ -46,7 +46,7 @@ class GlooCommunicator:
         options.rootRank = 0
         options.rootTensor = 0
         try:
-            self._group.broadcast([staged], options).wait()
+            self._group.broadcast([staged], options).wait()  # type: ignore[attr-defined]
         except RuntimeError as error:
             raise CommunicatorError(f"broadcast failed on rank {self.rank}: {error}") from error
         if staged is not buffer and self.rank != 0:

@@ -40,10 +40,10 @@ class NcclCommunicator:
         self._stream = torch.cuda.Stream(device)
         try:
             if rank == 0:
-                store.set("nccl_id", bytes(nccl.get_unique_id()))
+                store.set("nccl_id", bytes(nccl.get_unique_id()).hex())
             else:
                 store.wait(["nccl_id"], timedelta(seconds=timeout_s))
-            unique = nccl.UniqueId.from_bytes(bytes(store.get("nccl_id")))
+            unique = nccl.UniqueId.from_bytes(bytes.fromhex(store.get("nccl_id").decode()))
             self._comm = nccl.Communicator.init(
                 nranks=world_size, rank=rank, unique_id=unique, config=nccl.NCCLConfig(blocking=False)
             )

@@ -16,8 +16,8 @@ import redis
 from headrace import demo, redis_url
 from headrace.config import RunConfig
 from headrace.data.rows import DataError, load_rows
+from headrace.redis_connect import connect
 from headrace.runner import reward_probe
-from headrace.runner.redis_client import connect
 from headrace.valkey_server import ValkeyError, server_binary
 
 _REWARD_IMPORT_S = 60.0

@@ -26,7 +26,7 @@ from rich.text import Text
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
-from headrace.runner.redis_client import connect
+from headrace.redis_connect import connect
 from headrace.runner.summary import duration, eval_rows, percent
 
 _LEDGER_EVERY_S = 1.0

@@ -89,7 +89,7 @@ def stop_groups(names: list[str]) -> list[list[str]]:
 def service_table(
     config: RunConfig, layout: RunLayout, ends: Endpoints, environ: Mapping[str, str] = os.environ
 ) -> list[Service]:
-    """Every service of the run."""
+    """Every service of the run. All start at once but for the server: each waits for what it needs."""
     common = {
         **environ,
         "HEADRACE_REDIS_URL": ends.redis_url,

@@ -24,6 +24,7 @@ from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.redis_connect import connect
 from headrace.runner import assets, preflight
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RunLayout, RunLock, write_json
@@ -38,7 +39,6 @@ from headrace.runner.processes import (
     last_lines,
 )
 from headrace.runner.progress import Display, LedgerWatch, MetricsTail, Progress
-from headrace.runner.redis_client import connect
 from headrace.runner.services import Endpoints, choose_endpoints, plan, service_table, stop_groups
 from headrace.runner.spawn import spawn
 
@@ -309,8 +309,8 @@ def phase_text(supervisor: Supervisor, progress: Progress) -> str:
         stage = min(c.service.stage for c in pending)
         names = ", ".join(c.name for c in pending if c.service.stage == stage)
         verb = "restarting" if any(c.was_ready or c.exits for c in pending) else "starting"
-        engines = any(c.name.startswith("rollouter-") for c in pending)
-        return f"{verb} {names}" + (" (loading the model)" if engines and verb == "starting" else "")
+        engines = "rollouter-" in names and verb == "starting"
+        return f"{verb} {names}" + (" (loading the model)" if engines else "")
     if not progress.arrivals:
         return "waiting for the first update"
     return "training"

@@ -29,7 +29,7 @@ ROWS = 7
 HELD_OUT = 3
 
 
-def until(condition: Callable[[], T], what: str, timeout_s: float = 40.0) -> T:
+def until(condition: Callable[[], T], what: str, timeout_s: float = 90.0) -> T:
     """Poll until `condition` is true and return its value; the failure names what was waited for."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -158,7 +158,7 @@ class Queue:
         """Start, and wait for the end."""
         self.start()
         assert self.process is not None
-        return self.process.wait(60)
+        return self.process.wait(90)
 
     def stats(self) -> dict[str, Any]:
         answer = self.http.get("/stats")

@@ -37,6 +37,7 @@ def flag(name):
     return sys.argv[sys.argv.index(name) + 1]
 
 def on_stop(code, say):
+    open("up-" + say, "w")
     def stop(*_):
         with open("order", "a") as file:
             file.write(say + " ")
@@ -71,7 +72,7 @@ import os
 from headrace.config_load import load
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
-from headrace.runner.redis_client import connect
+from headrace.redis_connect import connect
 from pathlib import Path
 run = load(Path(flag("--config"))).name
 ledger = SyncLedger(connect(os.environ["HEADRACE_REDIS_URL"], 5.0), run)
@@ -100,6 +101,8 @@ on_stop(75, "trainer")
 if "deaf" in os.environ["HEADRACE_STANDIN"]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 assert os.environ["OMP_NUM_THREADS"] == "1" and os.environ["HEADRACE_TOKEN"]
+while not all(os.path.exists("up-" + n) for n in ("coordinator", "queue", "rollouter-0", "rollouter-1")):
+    time.sleep(0.01)
 def append(name, row):
     with open(os.path.join(root, name), "a") as file:
         file.write(json.dumps(row) + "\\n")

@@ -153,6 +153,7 @@ async def test_probes(api: Api) -> None:
 
 
 async def test_while_redis_is_away_only_the_process_is_well(api: Api) -> None:
+    assert "headrace_queue_depth" in await api.metrics()
     api.redis_away()
     paths = ("/healthz", "/readyz", "/stats", "/dead")
     codes = {path: (await api.http.get(path)).status_code for path in paths}

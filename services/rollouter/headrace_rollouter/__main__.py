@@ -29,7 +29,7 @@ from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine, EngineFailed, eos_token_ids
 from headrace_rollouter.health import build_app
 from headrace_rollouter.member import Expelled, Member
-from headrace_rollouter.work import NotAMember, Worker
+from headrace_rollouter.work import Worker
 
 log = logging.getLogger("headrace.rollouter")
 
@@ -73,7 +73,7 @@ class Rollouter:
         server = uvicorn.Server(
             uvicorn.Config(app, host=self.args.host, port=self.args.port, log_config=None, access_log=False)
         )
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        server.install_signal_handlers = lambda: None
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -148,7 +148,7 @@ def _report_failure(parts: dict[str, asyncio.Task[Any]]) -> int:
     """Exit code for whichever part ended first; all of these mean: start anew."""
     for name, task in parts.items():
         if task.done() and (error := task.exception()) is not None:
-            if isinstance(error, Expelled | NotAMember):
+            if isinstance(error, Expelled):
                 log.error("expired", extra={"reason": str(error)})
                 return EX_SOFTWARE
             if isinstance(error, LedgerUnavailable):

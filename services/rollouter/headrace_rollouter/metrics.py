@@ -19,3 +19,4 @@ RESPONSE_TOKENS = Histogram(
     "Tokens of finished responses",
     buckets=(4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
 )
+TAKES = Counter("headrace_rollouter_takes_total", "Requests for work by the ledger's answer", ["status"])

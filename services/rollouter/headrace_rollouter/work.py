@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import time
@@ -22,7 +23,7 @@ import numpy as np
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.ledger.replies import Taken, TakeStatus, Verdict
+from headrace.ledger.replies import Taken, Verdict
 from headrace.reward import RewardError, Scorer
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import (
@@ -51,10 +52,6 @@ def sampling_seed(run_seed: int, sample_id: str, index: int, have: int) -> int:
     """Seed of one trajectory, a pure function of what it is; `have` tokens already exist."""
     digest = hashlib.sha256(f"{run_seed}/{sample_id}/{index}/{have}".encode()).digest()
     return int.from_bytes(digest[:8], "little") & (2**63 - 1)
-
-
-class NotAMember(RuntimeError):
-    """The ledger no longer knows this incarnation: it was expired, and the process must start anew."""
 
 
 class Worker:
@@ -115,7 +112,7 @@ class Worker:
     # -- taking ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Takes until told to drain. Raises NotAMember."""
+        """Takes until told to drain."""
         while not self.draining:
             if not self.serving.is_set():
                 with contextlib.suppress(TimeoutError):  # look at `draining` now and then
@@ -130,11 +127,12 @@ class Worker:
 
     async def _take(self, free: int) -> int:
         reply = await self._ledger.run(ops.take(self._owner, self.version, free))
-        if reply.status is TakeStatus.NOT_MEMBER and self.serving.is_set() and not self.draining:
-            raise NotAMember(f"{self._owner} is no member any more")
+        # Any refusal means: wait. A member that was expired, or that a new trainer does not know yet, is
+        # brought up to date and admitted again through the coordinator's stream.
+        metrics.TAKES.labels(status=str(reply.status)).inc()
         for item in reply.items:
             self._tasks[item.sample_id] = task = asyncio.create_task(self._sample(item))
-            task.add_done_callback(lambda t, sid=item.sample_id: self._ended(sid, t))
+            task.add_done_callback(functools.partial(self._ended, item.sample_id))
         return len(reply.items)
 
     def _ended(self, sample_id: str, task: asyncio.Task[None]) -> None:

@@ -238,7 +238,7 @@ class Driver:
         self._progress_at = time.monotonic()
         try:
             actions = session.start()
-            entered, phase = time.monotonic(), session.phase
+            phase, entered = s.Phase.PAUSING, time.monotonic()
             while True:
                 for action in actions:
                     await self._act(session, action, begin)

@@ -121,7 +121,8 @@ class Batches:
         """Fetch and decode this rank's samples; returns id -> reason of every rank's malformed ones."""
         bad: dict[str, str] = {}
         missing = [i for i in ids if i not in decoded]
-        for sample_id, raw in zip(missing, self._ledger.run(ops.payloads(missing)), strict=True):
+        payloads = self._ledger.run(ops.payloads(missing))
+        for sample_id, raw in zip(missing, payloads, strict=True):
             try:
                 if raw is None:
                     raise WireError("payload is missing")

@@ -144,7 +144,8 @@ class Checkpoints:
     def full_state(self) -> dict[str, torch.Tensor]:
         """Full parameters on rank 0's host memory, an empty dictionary elsewhere. All ranks together."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return dict(get_model_state_dict(self._model, options=options))
+        state = get_model_state_dict(self._model, options=options)
+        return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
 
     def _retain(self) -> None:
         complete = sorted(d for d in self._directory.glob("step_*") if (d / MANIFEST).exists())

@@ -12,6 +12,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from headrace.config import RunConfig
 from headrace_trainer.ranks import Ranks
 
+_MIN_LAYER_NUMEL = 1_000_000
+"""Smaller layers are gathered together with the root: a collective each would cost more than it saves."""
+
 
 def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
     """The model with float32 master weights, sharded over all ranks; computes in `model.dtype`."""
@@ -31,15 +34,16 @@ def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
     if compute is not torch.float32:
         options["mp_policy"] = mixed
     for layer in decoder_layers(model):
-        fully_shard(layer, **options)
+        if sum(p.numel() for p in layer.parameters()) >= _MIN_LAYER_NUMEL:
+            fully_shard(layer, **options)
     fully_shard(model, **options)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The blocks that are sharded one by one: the largest module list of the model."""
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-    return list(max(lists, key=len)) if lists else []
+    lists = [list(m.children()) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 def export_model(config: RunConfig, state: dict[str, torch.Tensor], out: Path) -> None:

@@ -137,7 +137,7 @@ class Updater:
             actor.clip_ratio_high,
             actor.clip_ratio_c,
         )
-        (result.loss * scale).backward()  # type: ignore[no-untyped-call]
+        (result.loss * scale).backward()
         on = batch.mask > 0
         sums.tokens += float(on.sum())
         sums.loss += float(result.loss.detach())

@@ -64,7 +64,7 @@ class WeightServer:
     def close(self) -> None:
         self._stop.set()
         if self._rank == 0:
-            self._say(b"stop")
+            self._say("stop")
             self._drop_group()
         elif self._thread is not None:
             self._thread.join(timeout=_POLL.total_seconds() + 5)
@@ -91,7 +91,7 @@ class WeightServer:
 
     # -- rank 0 ----------------------------------------------------------------------------------
 
-    def _say(self, word: bytes) -> None:
+    def _say(self, word: str) -> None:
         self._store.set(f"command/{self._issued}", word)
         self._issued += 1
 
@@ -117,7 +117,7 @@ class WeightServer:
         digest = hashlib.sha256()
         error: CommunicatorError | None = None
         with self._lock:
-            self._say(b"gather")
+            self._say("gather")
             for packed in self.snapshot.gather():
                 assert packed is not None  # rank 0 gets every unit
                 digest.update(packed.numpy().data)

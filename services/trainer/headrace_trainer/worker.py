@@ -71,6 +71,7 @@ class Trainer:
         self.updates_in_window = 0
         self.sync: SyncClient | None = None
         self._pending = False
+        self._validated = -1
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -152,6 +153,7 @@ class Trainer:
     def train(self, batch: Batch) -> None:
         """One local update: R optimizer steps over the claimed samples, then the acknowledgement."""
         self.report.begin_update(batch, self.window)
+        self._check_gap(batch)
         with self.report.phase("adv"):
             rows = [with_advantages(self.config, mini) for mini in batch.mini]
         sums = UpdateSums()
@@ -177,6 +179,13 @@ class Trainer:
                 self.begin_sync(final=last)
         self.server.check()
         self.report.end_update(batch, p, sums, self.learning_rate)
+
+    def _check_gap(self, batch: Batch) -> None:
+        """The gate bounds the version gap; a sample beyond it would mean that the gate is broken."""
+        gaps = [self.window - i.min_version for i in batch.items]
+        bound = self.config.rule.max_version_gap
+        if min(gaps) < 0 or (bound is not None and max(gaps) > bound):
+            raise RuntimeError(f"version gaps {sorted(gaps)} in window {self.window}, the bound is {bound}")
 
     @property
     def learning_rate(self) -> float:
@@ -210,8 +219,11 @@ class Trainer:
         self.updates_in_window = 0
         self.progress.step_of_version[str(version)] = self.progress.optimizer_steps
         self._pending = True
+        freq = self.config.rollout.test_freq
+        validate = freq > 0 and (final or version == 0 or version % freq == 0)
+        if validate:
+            self._validated = version
         if self.sync is not None:
-            freq = self.config.rollout.test_freq
             self.sync.begin(
                 pb.BeginSync(
                     lineage=self.progress.lineage,
@@ -223,7 +235,7 @@ class Trainer:
                         bytes=self.snapshot.nbytes,
                         canary=pb.Canary(token_ids=self.canary_ids, log_probs=scores),
                     ),
-                    validate=freq > 0 and (final or version == 0 or version % freq == 0),
+                    validate=validate,
                     final=final,
                 )
             )
@@ -269,7 +281,9 @@ class Trainer:
     def finish(self) -> None:
         """After the last update: its sync, its validation, the checkpoint, the exported model."""
         self.finish_sync()
-        if self.updates_in_window:  # the last samples were dropped or dead: the end was not seen coming
+        freq = self.config.rollout.test_freq
+        if self.updates_in_window or (freq and self._validated != self.window):
+            # The end was not seen coming (the last samples died), or this start had nothing left to train.
             self.begin_sync(final=True)
             self.finish_sync()
         if self.ranks.is_first:

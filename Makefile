@@ -1,0 +1,40 @@
+# `make demo` and `make test` need Python 3.11, make and a package index. Both set themselves up.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench proto docs clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(VENV)/.ready: requirements/cpu.lock pyproject.toml scripts/setup.sh
+	@PYTHON=$(PYTHON) sh scripts/setup.sh
+
+setup: $(VENV)/.ready ## Set up .venv from the pinned lock
+
+demo: $(VENV)/.ready ## Train a small model on this machine; ARGS="key=value ..." changes the configuration
+	@$(BIN)/headrace run configs/demo.yaml $(ARGS)
+
+test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.ready ## ruff and mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(VENV)/.ready ## Format the code
+	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
+
+bench: $(VENV)/.ready ## Run the benchmarks: the demo over three seeds, timings, memory
+	@$(BIN)/python -m benchmarks.demo $(ARGS)
+
+proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
+	@PYTHON=$(BIN)/python scripts/gen_proto.sh
+
+docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
+	@$(BIN)/python -m headrace.ledger.doc && $(BIN)/python -m headrace.config_doc
+
+clean: ## Remove the environment, caches and runs
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis runs *.egg-info

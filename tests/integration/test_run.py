@@ -1,0 +1,213 @@
+"""`headrace run` on real parts: Valkey, queue, coordinator, two vLLM engines, two FSDP2 ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADRACE = [sys.executable, "-m", "headrace.cli.main"]
+UPDATES = 8
+SAMPLES_PER_UPDATE = 16
+
+
+@dataclass
+class Run:
+    directory: Path
+    overrides: list[str]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.directory / "summary.json").read_text())  # type: ignore[no-any-return]
+
+    def rows(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        file = self.directory / name
+        if not file.exists():
+            return []
+        return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*HEADRACE, "run", "configs/demo.yaml", *self.overrides],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*HEADRACE, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        )
+
+
+def make_run(base: Path, name: str, *overrides: str) -> Run:
+    return Run(
+        base / name,
+        [
+            f"name={name}",
+            f"runs_dir={base}",
+            f"rollout.total_rollout_steps={UPDATES * SAMPLES_PER_UPDATE}",
+            "rollout.test_freq=2",
+            "trainer.save_freq=1",
+            *overrides,
+        ],
+    )
+
+
+def wait_for(what: str, condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None:
+            raise AssertionError(f"the run ended while waiting for {what}:\n{process.communicate()[0][-4000:]}")
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
+        time.sleep(0.1)  # poll interval
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(directory) in " ".join(process.cmdline()) and process.pid != os.getpid():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, str]]:
+    run = make_run(tmp_path_factory.mktemp("runs"), "finished")
+    process = run.start()
+    output, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, output[-6000:]
+    yield run, output
+
+
+def test_summary_tells_what_happened(finished: tuple[Run, str]) -> None:
+    run, output = finished
+    s = run.summary
+    total = UPDATES * SAMPLES_PER_UPDATE
+    assert s["status"] == "completed"
+    assert s["engine"]["name"] == "vllm"
+    assert s["engine"]["version"]
+    assert s["policy_version"] == UPDATES // 2
+    assert s["optimizer_steps"] == UPDATES
+    assert s["trained_samples"] == total
+    assert s["trained_trajectories"] == total * 8
+    assert s["trained_tokens"] > 0
+    assert [e["version"] for e in s["eval"]] == [0, 2, 4]
+    assert all(e["n"] == 200 and 0 <= e["reward"] <= 1 for e in s["eval"])
+    assert s["ledger"]["issued_total"] == s["ledger"]["trained"] == total
+    assert s["ledger"]["dead"] == s["ledger"]["dropped"] == 0
+    assert sum(s["version_gap"].values()) == total
+    assert s["sync"]["count"] == UPDATES // 2 + 1
+    assert 0 <= s["sync"]["logprob_max_abs_diff"] <= 1e-4
+    assert 0 <= s["idle_ratio"]["trainer"] <= 1
+    assert 0 <= s["idle_ratio"]["rollouter"] <= 1
+    assert "ledger balanced" in output
+
+
+def test_one_row_per_update_and_phases_add_up(finished: tuple[Run, str]) -> None:
+    rows = finished[0].rows()
+    assert [r["step"] for r in rows] == list(range(1, UPDATES + 1))
+    for row in rows:
+        phases = sum(v for k, v in row.items() if k.startswith("timing_s/") and k != "timing_s/step")
+        assert phases == pytest.approx(row["timing_s/step"], rel=0.02)
+        assert row["actor/skipped_steps"] == 0
+        assert 0.5 < row["rollout_corr/ess"] <= 1.0
+    # The first update of a window is on-policy up to rounding: engine and trainer agree token by token.
+    assert rows[0]["rollout_corr/ess"] > 0.999
+    assert abs(rows[0]["actor/ppo_kl"]) < 1e-3
+
+
+def test_audit_and_status_of_a_finished_run(finished: tuple[Run, str]) -> None:
+    run, _ = finished
+    audit = run.command("audit", str(run.directory))
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    status = run.command("status", str(run.directory))
+    assert status.returncode == 0
+    assert "completed" in status.stdout
+
+
+def test_final_model_loads_and_has_moved(finished: tuple[Run, str]) -> None:
+    import torch
+    import yaml
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run, _ = finished
+    start = yaml.safe_load((run.directory / "config.yaml").read_text())["model"]["path"]
+    final = AutoModelForCausalLM.from_pretrained(run.directory / "final")
+    before = AutoModelForCausalLM.from_pretrained(start).state_dict()
+    assert AutoTokenizer.from_pretrained(run.directory / "final").encode("ab")
+    moved = [name for name, p in final.state_dict().items() if not torch.equal(p, before[name])]
+    assert len(moved) == len(before)
+
+
+def test_no_secret_in_logs_and_nothing_left_running(finished: tuple[Run, str]) -> None:
+    run, output = finished
+    secrets = []
+    for file in (run.directory / "private").glob("*.json"):
+        assert file.stat().st_mode & 0o077 == 0
+        ends = json.loads(file.read_text())
+        secrets += [v for k, v in ends.items() if "password" in k or k == "token"]
+        secrets += [ends["redis_url"].split("@")[0].rsplit(":", 1)[-1]] if "redis_url" in ends else []
+    assert secrets
+    texts = [output] + [f.read_text(errors="replace") for f in (run.directory / "logs").glob("*")]
+    texts += [f.read_text() for f in run.directory.glob("*.json*")] + [(run.directory / "config.yaml").read_text()]
+    for secret in secrets:
+        assert not any(secret in text for text in texts)
+    assert not processes_of(run.directory)
+
+
+def test_a_killed_rollouter_and_ctrl_c_lose_nothing(tmp_path: Path) -> None:
+    """kill -9 of a rollouter mid-run, then an orderly stop, then resume: everything is trained once."""
+    run = make_run(tmp_path, "hurt", "ledger.lease_s=3")
+    process = run.start()
+    wait_for("the first update", lambda: len(run.rows()) >= 1, process, 300)
+    victims = [p for p in processes_of(run.directory) if "headrace_rollouter" in " ".join(p.cmdline())]
+    assert victims
+    victims[0].send_signal(signal.SIGKILL)
+    done = len(run.rows())
+    wait_for("an update after the kill", lambda: len(run.rows()) > done, process, 120)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output[-4000:]
+    assert run.summary["status"] == "stopped"
+    assert not processes_of(run.directory)
+    before = [r["step"] for r in run.rows()]
+    versions = [r["version"] for r in run.rows("sync.jsonl")]
+
+    process = run.start()
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output[-6000:]
+    s = run.summary
+    assert s["status"] == "completed"
+    steps = [r["step"] for r in run.rows()]
+    assert steps[: len(before)] == before
+    assert steps == list(range(1, UPDATES + 1)), "a step was lost or counted twice"
+    assert s["ledger"]["trained"] == s["ledger"]["issued_total"] == UPDATES * SAMPLES_PER_UPDATE
+    after = [r["version"] for r in run.rows("sync.jsonl")]
+    assert after == sorted(set(after)), "versions must go on upward"
+    assert after[len(versions)] == versions[-1] + 1, "the first act after a resume is a full sync"
+    assert run.command("audit", str(run.directory)).returncode == 0
+
+    again = run.command("run", "configs/demo.yaml", *run.overrides)
+    assert again.returncode == 0
+    assert "trainer.resume=never" in again.stdout
+    other = run.command("run", "configs/demo.yaml", *run.overrides, "rollout.n=4")
+    assert other.returncode == 2
+    assert "rollout.n" in other.stdout + other.stderr
