@@ -17,7 +17,7 @@ from headrace.staleness import Mode, StalenessRule, derive_mode
 class Section(BaseModel):
     """Base of every section: unknown keys are errors, values are not coerced across kinds."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 
 class ModelConfig(Section):
@@ -28,7 +28,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Compute and wire dtype: the engine runs in it and weights travel in it."""
     max_model_len: int | None = Field(None, gt=0)
-    """Longest prompt + response in tokens; taken from the model when unset."""
+    """Longest prompt + response in tokens that the engine is built for; the sum of both limits when unset."""
     trust_remote_code: bool = False
     """Run Python code that the model directory brings along."""
 
@@ -54,12 +54,15 @@ class EngineConfig(Section):
     """What goes to the vLLM engine of each rollouter."""
 
     tensor_parallel_size: int = Field(1, gt=0)
+    """GPUs per engine."""
     kv_cache_memory_bytes: int = Field(256 * 1024 * 1024, gt=0)
     """KV cache on the CPU backend, bytes."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of the GPU memory that the engine may use (CUDA)."""
     max_num_seqs: int = Field(128, gt=0)
     """Sequences the engine runs at once."""
     enforce_eager: bool = True
+    """Run without CUDA graphs; false is faster on GPUs."""
     omp_threads: int = Field(1, gt=0)
     """Threads of the CPU backend, per replica."""
 
@@ -70,6 +73,7 @@ class RolloutConfig(Section):
     n: int = Field(8, gt=0)
     """Trajectories per sample: the group."""
     temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of training rollouts; it travels with each trajectory."""
     total_rollout_steps: int = Field(gt=0)
     """Samples to generate and train in the whole run."""
     test_freq: int = Field(10, ge=0)
@@ -84,12 +88,20 @@ class RolloutConfig(Section):
 
 
 class OptimConfig(Section):
+    """AdamW."""
+
     lr: float = Field(1e-6, gt=0)
+    """Learning rate of AdamW after the warm-up."""
     lr_warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps in which the rate rises linearly."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's moments."""
     eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
     grad_clip: float = Field(1.0, gt=0)
+    """Largest global norm of the gradient."""
 
 
 class ActorConfig(Section):
@@ -100,16 +112,23 @@ class ActorConfig(Section):
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
     """Padded tokens per micro-batch and rank; a batch is cut to fit."""
     policy_loss: Literal["ppo"] = "ppo"
+    """Loss per token."""
     clip_ratio_low: float = Field(0.2, gt=0)
+    """The ratio counts down to 1 - this."""
     clip_ratio_high: float = Field(0.28, gt=0)
+    """The ratio counts up to 1 + this."""
     clip_ratio_c: float = Field(3.0, gt=1)
     """Lower bound of the dual clip for negative advantages."""
     loss_agg_mode: Literal["token-mean"] = "token-mean"
+    """How token losses become one: the mean over all tokens of the mini-batch, on all ranks."""
     optim: OptimConfig = OptimConfig()
 
 
 class AlgorithmConfig(Section):
+    """From rewards to advantages."""
+
     adv_estimator: Literal["grpo"] = "grpo"
+    """How rewards become advantages."""
     norm_adv_by_std: bool = True
     """Divide by the group's standard deviation; false gives Dr.GRPO's advantage."""
 
@@ -130,14 +149,20 @@ class AsyncTrainingConfig(Section):
 
 
 class TrainerConfig(Section):
+    """Ranks, checkpoints, waiting."""
+
     nnodes: int = Field(1, gt=0)
+    """Trainer nodes."""
     n_gpus_per_node: int = Field(2, gt=0)
     """Ranks per node (processes; GPUs when `device` is cuda)."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where the trainer computes."""
     omp_threads: int = Field(1, gt=0)
+    """Threads per rank on CPU."""
     save_freq: int = Field(0, ge=0)
     """Checkpoint every that many policy versions; 0 only at the end and on an orderly stop."""
     max_ckpt_to_keep: int = Field(2, gt=0)
+    """Checkpoints kept; older ones are removed."""
     resume: str = "auto"
     """`auto`: from the newest valid checkpoint of the run; `never`: start anew."""
     claim_timeout_s: float = Field(1800.0, gt=0)
@@ -152,23 +177,27 @@ class TrainerConfig(Section):
 
 
 class ValConfig(Section):
+    """Validation on held-out prompts, greedy."""
+
     max_delay_s: float = Field(120.0, ge=0)
     """How long the next commit waits for a running validation."""
-    n: int = Field(1, gt=0, le=1)
-    """Responses per held-out prompt (greedy: one)."""
 
 
 class SyncConfig(Section):
     """Weight transfer. `gloo` works on CPU and, staged through the host, on CUDA; `nccl` needs CUDA."""
 
     transport: Literal["gloo", "nccl"] = "gloo"
+    """How weights travel."""
     bucket_bytes: int = Field(64 * 1024 * 1024, ge=1024)
     """Size of one broadcast."""
     pause_timeout_s: float = Field(30.0, gt=0)
+    """A member that has not paused by then is expired."""
     drain_stall_s: float = Field(60.0, gt=0)
     """A member that is to let running work finish is given up when no token came for so long."""
     rendezvous_timeout_s: float = Field(60.0, gt=0)
+    """Longest meeting of a new weight group."""
     transfer_timeout_s: float = Field(300.0, gt=0)
+    """Longest transfer of all weights to all members."""
     max_attempts: int = Field(3, gt=0)
     """Tries of one round before every member is expired."""
     canary_tolerance: float = Field(0.05, gt=0)
@@ -176,6 +205,8 @@ class SyncConfig(Section):
 
 
 class LedgerConfig(Section):
+    """Leases and retries."""
+
     lease_s: float = Field(10.0, gt=0)
     """An owner whose beat stands still for so long has expired."""
     max_retries: int = Field(2, ge=0)
@@ -190,13 +221,18 @@ class RewardConfig(Section):
     path: str
     """A Python file, or an importable module."""
     name: str = "compute_score"
+    """The function's name."""
     timeout_s: float = Field(30.0, gt=0)
+    """Longest call of the function."""
 
 
 class RedisConfig(Section):
+    """Where the ledger lives."""
+
     url: str | None = None
     """`redis://` or `rediss://` URL; unset: the bundled Valkey server is started by the runner."""
     connect_timeout_s: float = Field(5.0, gt=0)
+    """How long a service tries to reach Redis before it gives up at start."""
 
     @field_validator("url")
     @classmethod
@@ -210,8 +246,11 @@ class ServicesConfig(Section):
     """Where the services listen; 0 lets the runner choose a free port."""
 
     host: str = "127.0.0.1"
+    """Address on which the services of a local run listen."""
     queue_port: int = Field(0, ge=0, le=65535)
+    """HTTP port of the queue service."""
     coordinator_port: int = Field(0, ge=0, le=65535)
+    """gRPC port of the sync coordinator."""
     max_restarts: int = Field(3, ge=0)
     """Restarts of one service before the run fails."""
     start_timeout_s: float = Field(300.0, gt=0)
@@ -224,9 +263,11 @@ class RunConfig(Section):
     """Everything about a run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    """Name of the run; also the namespace of its keys in Redis."""
     runs_dir: str = "runs"
     """The run lives in `runs_dir/name`."""
     seed: int = Field(0, ge=0)
+    """Seed of everything that is drawn: order of prompts, sampling, the demo's warm-up."""
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig

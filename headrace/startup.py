@@ -16,7 +16,7 @@ def _is_too_early(error: LedgerError) -> bool:
 
 
 def _gave_up(seconds: float) -> LedgerUnavailable:
-    return LedgerUnavailable(f"the queue service did not set up the run within {seconds:g} s; look at its log")
+    return LedgerUnavailable(f"the queue service did not set up the run within {seconds:g} s; see its log")
 
 
 async def until_configured(ledger: AsyncLedger, seconds: float) -> None:

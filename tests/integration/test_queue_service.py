@@ -110,9 +110,9 @@ def story(queue: Queue) -> None:
     claimed = queue.ledger.run(ops.claim(1, 0, 4)).items
     ids = [sample.sample_id for sample in claimed]
     assert queue.ledger.run(ops.train(1, 1, ids)) is Verdict.OK
-    checkpoint = queue.folder / "checkpoints" / "step-1"
+    checkpoint = queue.folder / "checkpoints" / "step_00000001"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "manifest.json").write_text(json.dumps({"step": 1, "trained": ids}))
+    (checkpoint / "manifest.json").write_text(json.dumps({"step": 1, "trained": dict.fromkeys(ids, 1)}))
     prompts = [f"headrace:{{story}}:s:{sample_id}" for sample_id in ids]
     redis_ = queue.ledger.redis
     until(lambda: not any(redis_.hexists(key, "prompt") for key in prompts), "prompts to be trimmed")

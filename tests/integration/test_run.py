@@ -68,11 +68,15 @@ def make_run(base: Path, name: str, *overrides: str) -> Run:
     )
 
 
-def wait_for(what: str, condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float) -> None:
+def wait_for(
+    what: str, condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None:
-            raise AssertionError(f"the run ended while waiting for {what}:\n{process.communicate()[0][-4000:]}")
+            raise AssertionError(
+                f"the run ended while waiting for {what}:\n{process.communicate()[0][-4000:]}"
+            )
         assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
         time.sleep(0.1)  # poll interval
 
@@ -167,7 +171,9 @@ def test_no_secret_in_logs_and_nothing_left_running(finished: tuple[Run, str]) -
         secrets += [ends["redis_url"].split("@")[0].rsplit(":", 1)[-1]] if "redis_url" in ends else []
     assert secrets
     texts = [output] + [f.read_text(errors="replace") for f in (run.directory / "logs").glob("*")]
-    texts += [f.read_text() for f in run.directory.glob("*.json*")] + [(run.directory / "config.yaml").read_text()]
+    texts += [f.read_text() for f in run.directory.glob("*.json*")] + [
+        (run.directory / "config.yaml").read_text()
+    ]
     for secret in secrets:
         assert not any(secret in text for text in texts)
     assert not processes_of(run.directory)

@@ -9,9 +9,7 @@ import redis
 from headrace.ledger import SyncLedger, keys, ops, scripts
 from headrace.ledger.audit import compare, states
 from headrace.ledger.model import Model
-from headrace.ledger.states import ALLOWED
-
-CHANGING = frozenset(event for event, _, _ in ALLOWED)
+from headrace.ledger.states import ALLOWED, State
 
 
 class LockStep:
@@ -100,3 +98,30 @@ class LockStep:
 
     def claim(self, window: int, count: int) -> Any:
         return self("claim", self.model.lineage, window, count, self.request())
+
+
+ID = "0000000000"
+
+
+def bring_to(pair: LockStep, state: State) -> None:
+    """A run whose sample 0 is in `state` (owner a, attempt 1 where it has one)."""
+    pair.start(max_required=4, claim_size=1)
+    pair.issue(1)
+    pair.sync(["a", "b"])
+    if state is State.READY:
+        return
+    pair.take("a", 1)
+    if state is State.PARKED:
+        pair("park", "a", ID, 1, b"work", 0)
+    if state is State.DEAD:
+        pair("fail", "a", ID, 1, "reward", "")
+        pair.take("a", 1)
+        pair("fail", "a", ID, 2, "reward", "no score")
+    if state in (State.QUEUED, State.TRAINING, State.TRAINED, State.DROPPED):
+        pair.finish("a", ID, 1)
+    if state in (State.TRAINING, State.TRAINED):
+        pair.claim(0, 1)
+    if state is State.TRAINED:
+        pair("train", 1, 1, [ID])
+    if state is State.DROPPED:
+        pair("drop", 1, [ID], "filter")

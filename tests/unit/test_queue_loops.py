@@ -223,12 +223,14 @@ def manifest(folder: Path, name: str, content: Any) -> None:
 
 def test_the_oldest_checkpoint_bounds_the_trim(tmp_path: Path) -> None:
     assert trim_floor(tmp_path / "absent") is None
-    (tmp_path / "unfinished").mkdir()
-    manifest(tmp_path, "b", {"step": 4, "trained": {"0": 1, "1": 2, "2": 4}})
+    (tmp_path / "step_9").mkdir()
+    manifest(tmp_path, ".step_1.tmp", {"step": 1, "trained": {"0": 1}})  # still being written
+    assert trim_floor(tmp_path) is None
+    manifest(tmp_path, "step_4", {"step": 4, "trained": {"0": 1, "1": 2, "2": 4}})
     assert trim_floor(tmp_path) == 4
-    manifest(tmp_path, "a", {"step": 2, "trained": ["0", "1"]})
+    manifest(tmp_path, "step_2", {"step": 2, "trained": ["0", "1"]})
     assert trim_floor(tmp_path) == 2
-    manifest(tmp_path, "torn", '{"step": 1, "tra')
+    manifest(tmp_path, "step_1", '{"step": 1, "tra')
     assert trim_floor(tmp_path) is None
 
 
@@ -244,9 +246,9 @@ async def test_prompts_are_trimmed_when_the_checkpoints_change(
     clock = Clock(monkeypatch)
     ledger = FakeLedger(beats={}, stats=make_stats(in_flight_by_owner={}), trim=3)
     janitor = Janitor(ledger, 10.0, tmp_path)  # type: ignore[arg-type]
-    manifest(tmp_path, "a", {"step": 2, "trained": ["0"]})
+    manifest(tmp_path, "step_2", {"step": 2, "trained": ["0"]})
     await observe(janitor, clock, 30)
-    manifest(tmp_path, "b", {"step": 1, "trained": []})
+    manifest(tmp_path, "step_1", {"step": 1, "trained": []})
     await observe(janitor, clock, 30)
     assert [args for script, args in ledger.calls if script == "trim"] == [(2,), (1,)]
 

@@ -13,6 +13,7 @@ What this module guarantees:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -33,6 +34,8 @@ HOLE_S = 5.0
 NEVER = -1
 """Stands for the beat counter of an owner without one; real counters start at 1."""
 TRIM_EVERY_S = 10.0
+MANIFESTS = "step_*/manifest.json"
+"""Complete checkpoints only: one that is still being written has another name, and may never be completed."""
 
 
 class Janitor:
@@ -98,9 +101,10 @@ class Manifest:
 def manifest_stamp(folder: Path) -> tuple[object, ...]:
     """Something that changes when a manifest comes, goes or is replaced; costs no reading."""
     found = []
-    for path in sorted(folder.glob("*/manifest.json")):
-        stat = path.stat()
-        found.append((path.name, path.parent.name, stat.st_mtime_ns, stat.st_size))
+    for path in sorted(folder.glob(MANIFESTS)):
+        with contextlib.suppress(FileNotFoundError):  # the trainer has just removed the checkpoint
+            stat = path.stat()
+            found.append((path.parent.name, stat.st_ino, stat.st_mtime_ns, stat.st_size))
     return tuple(found)
 
 
@@ -111,7 +115,7 @@ def trim_floor(folder: Path) -> int | None:
     another lineage may lack samples that this one has, and would ask for their prompts again.
     """
     manifests = []
-    for path in sorted(folder.glob("*/manifest.json")):
+    for path in sorted(folder.glob(MANIFESTS)):
         manifest = _read_manifest(path)
         if manifest is None:
             return None  # it may be the oldest; wait until it can be read or is gone

@@ -46,6 +46,8 @@ class Member:
         self._paused = True
         self._session = 0
         self.connected = False
+        self.left = asyncio.Event()
+        """Set whenever a stream has ended."""
 
     async def run(self) -> None:
         """Keeps the stream up for ever. Raises Expelled or EngineFailed."""
@@ -68,6 +70,7 @@ class Member:
                 log.warning("coordinator stream broke", extra={"code": str(error.code()), "retry_s": delay})
             finally:
                 self.connected = False
+                self.left.set()
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5.0)
 
@@ -173,20 +176,17 @@ class Member:
             )
         self._report(resumed=pb.MemberResumed(version=resume.version, canary_max_abs_diff=difference))
         if difference > self._config.sync.canary_tolerance:
+            limit = self._config.sync.canary_tolerance
             raise EngineFailed(
                 f"after the sync to version {resume.version} the engine's log-probs differ from the "
-                f"trainer's by {difference:.3g} (sync.canary_tolerance {self._config.sync.canary_tolerance:g})"
+                f"trainer's by {difference:.3g} (sync.canary_tolerance {limit:g})"
             )
         self._worker.trusted.set()
 
     async def leave(self) -> None:
-        """Say goodbye, so that nobody waits for the lease; the stream is closed by the other side."""
+        """Say goodbye, so that nobody waits for the lease; the coordinator then ends the stream."""
         if self.connected:
+            self.left = asyncio.Event()
             self._report(leaving=pb.MemberLeaving())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._flushed(), 5.0)
-
-    async def _flushed(self) -> None:
-        while self.connected and not self._reports.empty():
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.1)
+                await asyncio.wait_for(self.left.wait(), 5.0)

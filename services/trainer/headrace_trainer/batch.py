@@ -112,8 +112,9 @@ class Batches:
                 s = self._ledger.run(ops.stats())
                 return {
                     "status": "failed",
-                    "why": f"no {count} samples within trainer.claim_timeout_s = "
-                    f"{self._config.trainer.claim_timeout_s:g}: counts {s.counts}, members {sorted(s.members)}",
+                    "why": f"no {count} samples came within trainer.claim_timeout_s "
+                    f"({self._config.trainer.claim_timeout_s:g} s): counts {s.counts}, "
+                    f"members {sorted(s.members)}",
                 }
             time.sleep(_POLL_S)
 

@@ -12,6 +12,7 @@ from headrace import telemetry
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
+from headrace.ledger.replies import Stats
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import metrics
 from headrace_trainer.batch import Batch
@@ -88,19 +89,21 @@ class Report:
 
     def end_update(self, batch: Batch, p: Progress, sums: UpdateSums, lr: float) -> None:
         """Collective: every rank's sums and facts, one row on rank 0."""
-        total = self._ranks.sums(sums.vector())
-        mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
-        facts = self._ranks.gather_all(
-            {
-                "rewards": [t.reward for t in mine],
-                "lengths": [len(t.token_ids) for t in mine],
-                "cut": sum(t.finish_reason == 2 for t in mine),
-                "zero": sum(
-                    len({t.reward for t in s.trajectories}) == 1 for mini in batch.mini for s in mini
-                ),
-                "spans": [s.span for mini in batch.mini for s in mini],
-            }
-        )
+        with self.phase("report"):
+            total = self._ranks.sums(sums.vector())
+            mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
+            facts = self._ranks.gather_all(
+                {
+                    "rewards": [t.reward for t in mine],
+                    "lengths": [len(t.token_ids) for t in mine],
+                    "cut": sum(t.finish_reason == 2 for t in mine),
+                    "zero": sum(
+                        len({t.reward for t in s.trajectories}) == 1 for mini in batch.mini for s in mini
+                    ),
+                    "spans": [s.span for mini in batch.mini for s in mini],
+                }
+            )
+            stats = self._ledger.run(ops.stats()) if self._log is not None else None
         window = self._window
         samples = len(batch.items)
         stale = sum(window - i.min_version > 0 for i in batch.items)
@@ -113,13 +116,13 @@ class Report:
         self._partial_in_window[0] += sum(s > 0 for s in spans)
         self._partial_in_window[1] += samples
         self._partial_in_window[2] = max([self._partial_in_window[2], *spans])
-        if self._log is None:
+        if self._log is None or stats is None:
             self._phases = {}
             self._row_began = time.monotonic()
             return
         now = time.monotonic()
         step_s = now - self._row_began
-        row = self._row(batch, p, sums, total, facts, window, step_s, lr)
+        row = self._row(batch, p, sums, total, facts, stats, step_s, lr)
         self._log.update(row)
         metrics.observe(row, self._phases, samples, self._config.rollout.n)
         self._phases = {}
@@ -133,7 +136,7 @@ class Report:
         sums: UpdateSums,
         total: list[float],
         facts: list[dict[str, Any]],
-        window: int,
+        stats: Stats,
         step_s: float,
         lr: float,
     ) -> dict[str, Any]:
@@ -142,7 +145,6 @@ class Report:
         rewards = [r for f in facts for r in f["rewards"]]
         lengths = [n for f in facts for n in f["lengths"]]
         samples = len(batch.items)
-        stats = self._ledger.run(ops.stats())
         partial, in_window, span = self._shown_partial
         row: dict[str, Any] = {
             "step": p.step,
@@ -157,7 +159,9 @@ class Report:
             "fully_async/partial/total_partial_num": partial,
             "fully_async/partial/partial_ratio": partial / in_window if in_window else 0.0,
             "fully_async/partial/max_partial_span": span,
-            **staleness_metrics(batch.items, window, p.step_of_version, p.optimizer_steps - len(batch.mini)),
+            **staleness_metrics(
+                batch.items, self._window, p.step_of_version, p.optimizer_steps - len(batch.mini)
+            ),
             "queue/depth": stats.counts["queued"],
             "queue/in_flight": stats.counts["in_flight"],
             "queue/message_latency_s": _latency(batch),

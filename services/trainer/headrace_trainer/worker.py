@@ -170,9 +170,9 @@ class Trainer:
                 verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
                 if verdict != "ok":
                     raise ClaimFailed(f"the ledger refused the acknowledgement of step {p.step}: {verdict}")
-        self.updates_in_window += 1
-        self._keep_canary(batch)
-        last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
+            self.updates_in_window += 1
+            self._keep_canary(batch)
+            last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
         if last or self.updates_in_window >= self.config.async_training.trigger_parameter_sync_step:
             with self.report.phase("param_sync"):
                 self.finish_sync()
