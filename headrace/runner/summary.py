@@ -46,7 +46,7 @@ def build(
         "wall_s": round(wall_s + float(before.get("wall_s") or 0.0), 3),
         "trained_samples": trained,
         "trained_trajectories": trained * config.rollout.n if trained is not None else None,
-        "trained_tokens": _trained_tokens(audit),
+        "trained_tokens": last.get("trained_tokens"),
         "eval": eval_rows(layout.eval),
         "idle_ratio": idle_ratios(rows),
         "ledger": _ledger(stats),
@@ -86,15 +86,17 @@ def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float:
     return sum(_number(row.get(key)) or 0.0 for row in rows)
 
 
-def _trained_tokens(audit: AuditReport | None) -> int | None:
-    """Response tokens of the trained samples, from their records in the ledger."""
-    lengths = audit.lengths.get("trained") if audit else None
-    return round(lengths.mean * lengths.samples) if lengths else (0 if audit else None)
-
-
 def idle_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Time-weighted shares of idle time, over every row (a repeated step took its time again)."""
-    steps = [row for row in rows if _number(row.get("timing_s/step"))]
+    """Time-weighted shares of idle time, over every row (a repeated step took its time again).
+
+    Without the first update of each start of the trainer: it waits for the engines to load.
+    """
+    starts = [None, *(row.get("lineage") for row in rows)]
+    steps = [
+        row
+        for row, before in zip(rows, starts, strict=False)
+        if _number(row.get("timing_s/step")) and row.get("lineage") == before
+    ]
     total = _sum(steps, "timing_s/step")
     weighted = [
         (ratio, row["timing_s/step"])

@@ -66,5 +66,5 @@ def check_names(model_dir: Path, names: Iterable[str]) -> None:
     if unknown or missing:
         raise ValueError(
             f"{model_dir}: parameters and checkpoint do not match: not in the checkpoint {unknown[:5]}, "
-            f"not sent {missing[:5]}; the architecture needs a mapping in headrace/weights/checkpoint_format.py"
+            f"not sent {missing[:5]}; the architecture needs a mapping in checkpoint_format.py"
         )

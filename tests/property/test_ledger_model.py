@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -271,5 +272,6 @@ class Schedules(RuleBasedStateMachine):
         self.pair(name, *args)
 
 
+@pytest.mark.timeout(7200)  # the thorough profile; the default one takes seconds
 def test_server_and_model_agree_on_random_schedules(lockstep: Callable[[], LockStep]) -> None:
     run_state_machine_as_test(lambda: Schedules(lockstep), settings=settings())

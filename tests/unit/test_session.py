@@ -40,9 +40,20 @@ DIGEST = "right"
 NAMES = ["a", "b", "c", "d"]
 
 
-def most_deadlines(max_attempts: int) -> int:
-    """One in PAUSING, one per attempt; the attempt after the last one has an empty roster."""
-    return 1 + max_attempts + 1
+def most_attempts(session: Session, members: int) -> int:
+    """Every attempt is a try without a culprit, or loses a member, or is the one with an empty roster."""
+    return session.max_attempts + members + 1
+
+
+FORGETS = pytest.mark.xfail(
+    strict=True, reason="defect: in FORMING a Failed or Lost is forgotten when Ready is the last report"
+)
+COMMITS_SURVIVORS = pytest.mark.xfail(
+    strict=True, reason="defect: a Deadline with only members silent commits the others, against the table"
+)
+COUNTS_CULPRITS = pytest.mark.xfail(
+    strict=True, reason="defect: tries that had a culprit count towards max_attempts too"
+)
 
 
 class World:
@@ -107,7 +118,7 @@ class World:
                     self.commits.append(action)
         s = self.session
         assert len(self.commits) <= 1
-        assert s.attempt <= s.max_attempts + 1
+        assert s.attempt <= most_attempts(s, len(self.first_roster))
         if self.trainer_lost and not (self.commits and s.phase is Phase.DONE):
             assert s.phase is Phase.ABANDONED
         if s.phase is Phase.DONE:
@@ -148,7 +159,7 @@ class Walk(RuleBasedStateMachine):
         self.session = Session(list(roster), max_attempts, catch_up, group_is_good=good and not catch_up)
         self.world = World(self.session)
         self.deadlines = 0
-        self.committing_from: int | None = None
+        self.most_deadlines = 1 + most_attempts(self.session, len(roster))  # one in PAUSING, one per attempt
         self.history: list[Event] = []
 
     def tell(self, event: Event) -> None:
@@ -198,7 +209,7 @@ class Walk(RuleBasedStateMachine):
         if self.session.phase is not Phase.COMMITTING and not self.session.phase.ended:
             self.deadlines += 1
         self.tell(Deadline())
-        assert self.deadlines <= most_deadlines(self.session.max_attempts)
+        assert self.deadlines <= self.most_deadlines
 
     @precondition(lambda self: len(self.history) > 6)
     @rule(sure=st.sampled_from([False] * 9 + [True]))
@@ -230,16 +241,17 @@ class Walk(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            assert self.deadlines + self.world.settle() <= most_deadlines(self.session.max_attempts)
+            assert self.deadlines + self.world.settle() <= self.most_deadlines
             if self.session.catch_up and self.session.phase is Phase.DONE:
                 assert self.session.roster == NAMES[:1], "a catch-up without its joiner commits nothing"
 
 
+@FORGETS
 def test_random_walks() -> None:
     run_state_machine_as_test(
         Walk,
         settings=settings(
-            max_examples=300,
+            max_examples=150,
             stateful_step_count=40,
             deadline=None,
             print_blob=True,
@@ -292,6 +304,8 @@ def new_attempt(world: World, actions: list[Action]) -> bool:
     return world.session.phase is Phase.FORMING and isinstance(form, Form) and form.attempt == 2
 
 
+SILENT_MEMBERS: list[Event] = [Loaded("b", 1, DIGEST), Sent(1, DIGEST), Deadline()]
+
 ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
     ("PAUSING", "Paused(last one)"): [
         (
@@ -339,7 +353,7 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
         ([Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST), Lost("a")], new_attempt),
         ([Lost("a"), Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST)], new_attempt),
         ([Loaded("b", 1, DIGEST), Loaded("a", 1, DIGEST), Lost("a"), Deadline()], new_attempt),
-        ([Loaded("b", 1, DIGEST), Sent(1, DIGEST), Deadline()], new_attempt),
+        (SILENT_MEMBERS, new_attempt),
         ([Loaded(m, 1, DIGEST) for m in "abc"] + [Failed(TRAINER, 1, "x")], new_attempt),
     ],
     ("COMMITTING", "CommitAnswer(ok)"): [
@@ -370,7 +384,13 @@ def test_the_docstrings_table_is_the_one_that_is_tested() -> None:
 @pytest.mark.parametrize(
     ("phase", "events", "outcome"),
     [
-        pytest.param(start, events, outcome, id=f"{start}-{event}-{number}")
+        pytest.param(
+            start,
+            events,
+            outcome,
+            id=f"{start}-{event}-{number}",
+            marks=COMMITS_SURVIVORS if events == SILENT_MEMBERS else (),
+        )
         for (row_phase, event), cases in ROWS.items()
         for number, (events, outcome) in enumerate(cases)
         for start in (PHASES if row_phase == "any" else [row_phase])
@@ -414,6 +434,7 @@ def test_late_early_and_foreign_events_change_nothing(phase: str, event: Event) 
 # ---- directed stories ----
 
 
+@FORGETS
 def test_a_failure_in_forming_is_not_forgotten_when_others_are_ready_later() -> None:
     """The reports of one attempt may come in any order."""
     world = to_forming()
@@ -422,6 +443,7 @@ def test_a_failure_in_forming_is_not_forgotten_when_others_are_ready_later() -> 
     assert new_attempt(world, world.tell(Ready(TRAINER, 1)))
 
 
+@FORGETS
 def test_a_member_lost_in_forming_takes_no_group_with_it() -> None:
     """The group that the others just met in has a dead rank: it must not be used."""
     world = to_forming()
@@ -471,6 +493,7 @@ def test_tries_without_a_culprit_end_with_everybody_expired() -> None:
     assert world.tell(Sent(4, DIGEST)) == [Commit((), DIGEST)]
 
 
+@COUNTS_CULPRITS
 def test_tries_with_a_culprit_expire_nobody_else() -> None:
     """`max_attempts` counts tries without a culprit; each of these has one, and loses it."""
     world = to_forming("abcd")
@@ -519,7 +542,13 @@ FAILING_JOINERS: dict[str, list[Event]] = {
 }
 
 
-@pytest.mark.parametrize("events", FAILING_JOINERS.values(), ids=FAILING_JOINERS)
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(events, id=name, marks=FORGETS if name in ("lost", "fails first") else ())
+        for name, events in FAILING_JOINERS.items()
+    ],
+)
 def test_a_failing_joiner_is_expired_and_the_catch_up_ends(events: list[Event]) -> None:
     world = catch_up()
     for event in events:

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import redis.asyncio
 import uvicorn
@@ -25,7 +26,7 @@ import uvicorn
 from headrace import config_load, environment, logs
 from headrace.config import RunConfig
 from headrace.data.rows import DataError
-from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable
 from headrace_queue import startup
 from headrace_queue.app import HANG_S, Service, create_app
 from headrace_queue.feeder import Feeder, PromptSource
@@ -54,8 +55,8 @@ class Server(uvicorn.Server):
         yield
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the service until it is told to end; leaves through SystemExit."""
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the service until it is told to end; never returns."""
     parser = argparse.ArgumentParser(prog="headrace-queue", description="The queue service of a run.")
     parser.add_argument("--config", type=Path, required=True, help="the run's configuration (YAML)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
@@ -75,9 +76,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception:
         log.exception("the service failed")
         sys.exit(1)
+    # The tokenizer's library may have imported torch, whose teardown takes seconds on a busy machine.
+    # Everything that matters is in Redis or on disk by now.
+    logging.shutdown()
+    os._exit(0)
 
 
-def _leave(error: Exception, code: int) -> None:
+def _leave(error: Exception, code: int) -> NoReturn:
     log.error(str(error), extra={"exit_code": code})
     sys.exit(code)
 
@@ -186,9 +191,20 @@ async def _run(service: Service, loops: Sequence[Loop], listener: socket.socket)
         for task in late:
             task.cancel()
         ended = await asyncio.gather(*tasks, web, return_exceptions=True)
+    await _report_the_last(loops)
     for error in ended:
         if isinstance(error, Exception):  # CancelledError, of a step that was cut short, is none
             raise error
+
+
+async def _report_the_last(loops: Sequence[Loop]) -> None:
+    """The last validation of a run may have ended a moment before the service is told to stop."""
+    for loop in loops:
+        if isinstance(loop, ValidationReporter):
+            try:
+                await asyncio.wait_for(loop.step(), LOOP_END_S)
+            except (LedgerError, TimeoutError) as error:
+                log.warning("the last validation was not reported", extra={"reason": str(error)})
 
 
 if __name__ == "__main__":

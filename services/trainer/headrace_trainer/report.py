@@ -34,6 +34,7 @@ class Report:
         self._wall_before = 0.0
         self._row_began = self._started
         self._phases: dict[str, float] = {}
+        self._inner_s = 0.0  # seconds of phases within the one that is being measured
         self._sync: dict[str, float] = {}
         self._last_commit = self._started
         self._window = -1  # the one in which the batch was claimed
@@ -48,11 +49,15 @@ class Report:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Measure a phase. A phase within a phase stops the outer one's clock: no second counts twice."""
         began = time.monotonic()
+        inner_before, self._inner_s = self._inner_s, 0.0
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + time.monotonic() - began
+            spent = time.monotonic() - began
+            self._phases[name] = self._phases.get(name, 0.0) + spent - self._inner_s
+            self._inner_s = inner_before + spent
 
     def begin_update(self, batch: Batch, window: int) -> None:
         """The batch is here: what lies between the last row's end and now was waiting for it."""
@@ -149,7 +154,9 @@ class Report:
         row: dict[str, Any] = {
             "step": p.step,
             "optimizer_steps": p.optimizer_steps,
+            "lineage": p.lineage,
             "wall_s": self.wall_s,
+            "trained_tokens": p.tokens,
             "trainer/idle_ratio": self._phases.get("gen_wait", 0.0) / step_s,
             "fully_async/count/stale_samples_processed": p.stale_samples,
             "fully_async/count/stale_trajectory_processed": p.stale_trajectories,

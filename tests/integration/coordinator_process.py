@@ -1,0 +1,224 @@
+"""A sync coordinator as a process, with its run's configuration, its ledger and a way to reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import redis
+import yaml
+
+from headrace.environment import bearer
+from headrace.ledger import SyncLedger, adopt, ops
+from headrace.ledger.replies import Stats
+from headrace.redis_url import build
+from headrace.v1 import sync_pb2 as pb
+from headrace.v1 import sync_pb2_grpc
+from headrace.valkey_server import ValkeyServer
+from tests.integration.coordinator_peers import TOKEN, Member, Peer, Trainer
+
+PASSWORD = "secret"
+
+
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """Poll until `condition` is true and return its value; the failure names what was waited for."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
+        await asyncio.sleep(0.01)
+
+
+class Relay:
+    """A TCP relay in front of Valkey that can keep the server's replies back: commands go through."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.replies = asyncio.Event()
+        self.replies.set()
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection("127.0.0.1", self._target)
+        ways = (self._pump(reader, forth, held=False), self._pump(back, writer, held=True))
+        for way in ways:
+            task = asyncio.create_task(way)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: bool) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if held:
+                    await self.replies.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+
+
+class Coordinator:
+    """A run: its files, its ledger, the coordinator's process and the peers that talk to it."""
+
+    def __init__(self, folder: Path, server: ValkeyServer, settings: dict[str, Any]) -> None:
+        self.folder = folder
+        self.url = server.url
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.peers: list[Peer] = []
+        self.relay: Relay | None = None
+        self._valkey = server
+        self._channel: grpc.aio.Channel | None = None
+        self._log_from = 0
+        folder.mkdir()
+        config: dict[str, Any] = {
+            "name": folder.name,
+            "model": {"path": "nowhere"},
+            "data": {"train_files": ["nowhere.jsonl"]},
+            "rollout": {"n": 2, "total_rollout_steps": 1000, "test_freq": 0},
+            "actor": {"ppo_mini_batch_size": 4},
+            "async_training": {"staleness_threshold": 1},
+            "custom_reward_function": {"path": "headrace.demo.reward"},
+        }
+        (folder / "run.yaml").write_text(yaml.safe_dump({**config, **settings}))
+        self.ledger = SyncLedger(redis.Redis.from_url(server.url), folder.name)
+        self.ledger.run(ops.configure(8, 4, 1, 1, 1000, "print"))
+
+    # -- the process -----------------------------------------------------------------------------
+
+    async def relayed(self) -> Relay:
+        """Let the process reach Valkey through a relay from its next start on."""
+        self.relay = Relay(self._valkey.port)
+        await self.relay.start()
+        self.url = build("127.0.0.1", self.relay.port, PASSWORD)
+        return self.relay
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the process on the port that it had; returns at once."""
+        env = {**os.environ, "HEADRACE_REDIS_URL": self.url, "HEADRACE_TOKEN": TOKEN}
+        command = [sys.executable, "-m", "headrace_coordinator", "--config", str(self.folder / "run.yaml")]
+        self._log_from = len(self.log())
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(self.port)], env=env, stdout=log, stderr=log
+            )
+        return self.process
+
+    async def up(self) -> Coordinator:
+        """Start, and return once it serves."""
+        self.start()
+        self.port = await until(
+            self._served_port, f"the coordinator to serve; its log: {self.folder / 'log'}"
+        )
+        return self
+
+    def _served_port(self) -> int | None:
+        assert self.process is not None
+        log = self.log()[self._log_from :]
+        assert self.process.poll() is None, log
+        events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        return next((event["port"] for event in events if event["event"] == "serving"), None)
+
+    def log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    async def exit_code(self, timeout_s: float = 30.0) -> int:
+        """Of the process that was started, once it has ended."""
+        assert self.process is not None
+        process = self.process
+        await until(lambda: process.poll() is not None, "the process to end", timeout_s)
+        return process.returncode
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def close(self) -> None:
+        for peer in self.peers:
+            await peer.close()
+        if self._channel is not None:
+            await self._channel.close()
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        if self.relay is not None:
+            await self.relay.close()
+        self.ledger.close()
+
+    # -- the peers and the ledger ----------------------------------------------------------------
+
+    async def member(self, name: str, **state: Any) -> Member:
+        """A member that is connected and welcome."""
+        member = Member(self.address, name, **state)
+        self.peers.append(member)
+        await member.connect()
+        await member.expect("welcome")
+        return member
+
+    async def trainer(self, lineage: int | None = None, snapshot: int = -1) -> Trainer:
+        """A trainer that is connected and welcome, by default of a lineage opened just now."""
+        trainer = Trainer(self.address, lineage or self.open_lineage(), snapshot)
+        self.peers.append(trainer)
+        await trainer.connect()
+        await trainer.expect("welcome")
+        return trainer
+
+    def open_lineage(self) -> int:
+        """What a trainer does first at its start."""
+        reply = self.ledger.run(ops.open_lineage(self.stats().lineage))
+        assert reply.ok
+        adopt(self.ledger, reply.lineage, {})
+        return reply.lineage
+
+    def stats(self) -> Stats:
+        return self.ledger.run(ops.stats())
+
+    async def status(self) -> pb.GetStatusReply:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.address)
+        stub = sync_pb2_grpc.CoordinatorStub(self._channel)
+        return await stub.GetStatus(
+            pb.GetStatusRequest(), metadata=bearer(TOKEN), wait_for_ready=True, timeout=10
+        )
+
+    async def waits_for(self, phase: str, *who: str) -> None:
+        """Until a session is in this phase and waits for exactly these."""
+
+        async def as_wanted() -> bool:
+            status = await self.status()
+            return status.phase == phase and list(status.waiting_for) == sorted(who)
+
+        await until(as_wanted, f"{phase} to wait for {who}")
+
+    async def idle(self) -> None:
+        await self.waits_for("idle")

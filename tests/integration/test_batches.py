@@ -1,0 +1,126 @@
+"""The trainer's claims on a real ledger: malformed payloads are buried and replaced, never trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.client import SyncLedger, adopt
+from headrace.net import free_port
+from headrace.redis_connect import connect
+from headrace.valkey_server import start_valkey
+from headrace.wire import (
+    FinishReason,
+    Prompt,
+    Sample,
+    Segment,
+    Trajectory,
+    encode_prompt,
+    encode_sample,
+)
+from headrace_trainer.batch import Batches, ClaimFailed, Stopped
+from headrace_trainer.ranks import Ranks
+
+OWNER = "rollouter-0-test"
+CONFIG = RunConfig.model_validate(
+    {
+        "name": "batches",
+        "model": {"path": "unused"},
+        "data": {"train_files": ["unused"], "max_prompt_length": 8, "max_response_length": 4},
+        "rollout": {"n": 2, "total_rollout_steps": 6, "test_freq": 0},
+        "actor": {"ppo_mini_batch_size": 2},
+        "trainer": {"n_gpus_per_node": 1, "claim_timeout_s": 1.0},
+        "custom_reward_function": {"path": "unused"},
+    }
+)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    for key, value in {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(key, value)
+    found = Ranks("cpu", 60.0)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[SyncLedger]:
+    with start_valkey(tmp_path, "secret") as server:
+        found = SyncLedger(connect(server.url), CONFIG.name)
+        found.run(ops.configure(6, 2, 0, 0, 6, "test"))
+        prompts = [encode_prompt(prompt(i)) for i in range(6)]
+        assert found.run(ops.issue(0, prompts, True)).status == "issued"
+        term = found.run(ops.open_term()).term
+        lineage = found.run(ops.open_lineage(0)).lineage
+        adopt(found, lineage, {})
+        assert found.run(ops.hold(term, 1, lineage)) == "ok"
+        assert found.run(ops.commit(term, 1, lineage, 0, "digest", [OWNER], False, False)).status == "ok"
+        yield found
+        found.close()
+
+
+def prompt(i: int) -> Prompt:
+    return Prompt(f"{i:010d}", i, 0, i, np.asarray([5, 6, 7], np.int32), "test", "answer")
+
+
+def sample(i: int, attempt: int, tokens: int = 3) -> Sample:
+    t = Trajectory(
+        np.arange(1, tokens + 1, dtype=np.int32),
+        np.full(tokens, -0.5, np.float32),
+        np.ones(tokens, np.uint8),
+        [Segment(0, 0, tokens)],
+        1.0,
+        FinishReason.STOP,
+        reward=float(i % 2),
+    )
+    return Sample(prompt(i), [t, t], OWNER, attempt)
+
+
+def finish_all(ledger: SyncLedger, payloads: dict[int, bytes]) -> None:
+    """Take and finish all six samples; `payloads` replaces those of some."""
+    for item in ledger.run(ops.take(OWNER, 0, 6)).items:
+        i = int(item.sample_id)
+        payload = payloads.get(i, encode_sample(sample(i, item.attempt)))
+        assert ledger.run(ops.finish(OWNER, item.sample_id, item.attempt, payload, 0, 0, 12)) == "ok"
+
+
+def test_malformed_payloads_are_buried_and_replaced(ledger: SyncLedger, ranks: Ranks) -> None:
+    wrong_group = sample(3, 1)
+    wrong_group.trajectories.pop()
+    too_long = encode_sample(sample(4, 1, tokens=5))
+    finish_all(ledger, {0: b"\xff\xfegarbage", 3: encode_sample(wrong_group), 4: too_long})
+    batches = Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False)
+    first = batches.next(0)
+    assert first is not None
+    assert [i.sample_id for i in first.items] == ["0000000001", "0000000002"]
+    ledger.run(ops.train(1, 1, [i.sample_id for i in first.items]))
+    second = batches.next(0)
+    assert second is not None
+    assert [i.sample_id for i in second.items] == ["0000000005"]
+    ledger.run(ops.train(1, 2, ["0000000005"]))
+    assert batches.next(0) is None
+    dead = {d.sample_id: d for d in ledger.run(ops.dead())}
+    assert sorted(dead) == ["0000000000", "0000000003", "0000000004"]
+    assert {d.reason for d in dead.values()} == {"malformed"}
+    assert "1 trajectories" in dead["0000000003"].detail
+    assert ledger.run(ops.stats()).counts["trained"] == 3
+
+
+def test_waiting_for_samples_ends(ledger: SyncLedger, ranks: Ranks) -> None:
+    with pytest.raises(ClaimFailed, match=r"claim_timeout_s .* counts"):
+        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False).next(0)
+    with pytest.raises(Stopped):
+        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: True).next(0)
+    assert ledger.run(ops.open_lineage(1)).ok
+    with pytest.raises(ClaimFailed, match="no longer the newest"):
+        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False).next(0)

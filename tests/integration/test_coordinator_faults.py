@@ -1,0 +1,336 @@
+"""The coordinator's restarts, its trainer's, and what it refuses: real process, scripted peers."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from headrace.environment import bearer
+from headrace.v1 import sync_pb2 as pb
+from headrace.v1 import sync_pb2_grpc
+from tests.integration.coordinator_peers import Member, Peer, Trainer, hang_up
+from tests.integration.coordinator_process import until
+from tests.integration.test_coordinator import FIRST, REUSED, Make, make, sync, two, valkey
+
+__all__ = ["make", "valkey"]
+
+
+async def test_trainer_lost_in_a_round(make: Make) -> None:
+    c = await make()
+    a, b, trainer = await two(c, version=0)
+    a.silence("load")
+    trainer.begin(1)
+    await c.waits_for("transferring", "a")
+    await a.expect("pause", "load")
+    await b.expect("pause", "load")
+    await trainer.close()
+    await c.idle()
+    status = await c.status()
+    assert (status.version, status.trainer_connected) == (0, False)
+    a.answer("load")  # too late
+    a.answers.clear()
+
+    # The next lineage's first act is a full sync; until then nobody is resumed.
+    lineage = c.open_lineage()
+    await a.connect()
+    await a.expect("welcome")
+    second = await c.trainer(lineage)
+    await sync(second, 1, {a: FIRST, b: FIRST})
+    assert c.stats().members == {"a": 1, "b": 1}
+
+    old = Trainer(c.address, trainer.lineage)
+    c.peers.append(old)
+    await old.connect()
+    (rejected,) = await old.expect("rejected")
+    assert "lineage 1 is older than 2" in rejected.reason
+    assert await old.ended() is grpc.StatusCode.OK
+    await sync(second, 2, {a: REUSED, b: REUSED})
+
+    # A living one is superseded by its successor.
+    third = await c.trainer()
+    assert await second.ended() is grpc.StatusCode.OK
+    await sync(third, 3, {a: FIRST, b: FIRST})
+
+
+async def test_trainer_lost_while_the_commit_is_on_its_way(make: Make) -> None:
+    """What is committed is resumed, whoever asked for it."""
+    c = await make(up=False)
+    relay = await c.relayed()
+    await c.up()
+    a, b, trainer = await two(c)
+    a.silence("load")
+    trainer.begin(0)
+    await c.waits_for("transferring", "a")
+    relay.replies.clear()
+    a.answer("load")
+    await until(lambda: c.stats().version == 0, "the commit")
+    await trainer.close()
+
+    async def gone() -> bool:
+        return not (await c.status()).trainer_connected
+
+    await until(gone, "the coordinator to miss the trainer")
+    relay.replies.set()
+    await a.expect(*FIRST)
+    await b.expect(*FIRST)
+
+
+async def test_trainer_lost_before_the_round_has_begun(make: Make) -> None:
+    c = await make(up=False, sync={"rendezvous_timeout_s": 0.1, "pause_timeout_s": 300})
+    relay = await c.relayed()
+    await c.up()
+    a, b, trainer = await two(c, version=0)
+    relay.replies.clear()
+    trainer.begin(1)
+    await until(lambda: c.stats().held, "the round to hold takes")
+    await trainer.close()
+
+    async def gone() -> bool:
+        return not (await c.status()).trainer_connected
+
+    await until(gone, "the coordinator to miss the trainer")
+    relay.replies.set()
+    await trainer.connect()
+    await trainer.expect("welcome")
+    # No round is run without a trainer: the members first hear of the repeated request.
+    await sync(trainer, 1, {a: FIRST, b: FIRST})
+
+
+async def test_killed_before_the_commit(make: Make) -> None:
+    c = await make()
+    a, b, trainer = await two(c, version=0)
+    term = c.stats().term
+    b.silence("load")
+    trainer.begin(1)
+    await c.waits_for("transferring", "b")
+    await a.expect("pause", "load")
+    await b.expect("pause", "load")
+    c.kill()
+    await until(lambda: a.status and b.status and trainer.status, "the streams to end")
+    b.answers.clear()
+    await c.up()
+    assert c.stats().version == 0
+    assert c.stats().term == term + 1
+
+    # Half-loaded engines that say "version 0" are members of version 0, and must not be resumed.
+    marks = [len(peer.heard) for peer in (a, b, trainer)]
+    for peer in (a, b, trainer):
+        await peer.connect()
+        await peer.expect("welcome")
+    await sync(trainer, 1, {a: FIRST, b: FIRST})
+    for peer, mark in zip((a, b, trainer), marks, strict=True):
+        assert {command.term for command in peer.heard[mark:]} == {term + 1}
+    assert c.stats().members == {"a": 1, "b": 1}
+    await sync(trainer, 2, {a: REUSED, b: REUSED})
+
+
+async def test_killed_right_after_the_commit(make: Make) -> None:
+    c = await make(up=False)
+    relay = await c.relayed()
+    await c.up()
+    a, b, trainer = await two(c, version=0)
+    b.silence("load")
+    trainer.begin(1)
+    await c.waits_for("transferring", "b")
+    relay.replies.clear()
+    b.answer("load")
+    await until(lambda: c.stats().version == 1, "the commit")
+    c.kill()
+    for member in (a, b):
+        await member.ended()
+        await member.expect("pause", "load")
+        assert (member.version, member.paused, member.unread) == (0, True, [])
+    await trainer.ended()
+    await trainer.expect("send")
+    b.answers.clear()
+    relay.replies.set()
+    await c.up()
+
+    await a.connect()
+    assert (await a.expect("welcome", "resume"))[-1].version == 1
+    await trainer.connect()
+    await trainer.expect("welcome")
+    trainer.begin(1)
+    (committed,) = await trainer.expect("committed")
+    assert committed.version == 1
+    await b.connect()
+    assert (await b.expect("welcome", "resume"))[-1].version == 1
+    await trainer.expect("canary")
+    assert c.stats().round == 2
+    assert c.stats().members == {"a": 1, "b": 1}
+    await sync(trainer, 2, {a: FIRST, b: FIRST})
+
+
+async def test_a_resume_that_was_lost_is_sent_again(make: Make) -> None:
+    c = await make()
+    a, b, trainer = await two(c)
+    b.answers["resume"] = hang_up
+    trainer.begin(0)
+    await a.expect(*FIRST)
+    await b.expect(*FIRST)
+    await b.ended()
+    assert (b.version, b.paused) == (-1, True)
+    b.answers.clear()
+    await b.connect()
+    _, resume = await b.expect("welcome", "resume")
+    assert (resume.version, list(resume.canary.token_ids)) == (0, [1, 7])
+
+    await b.connect()  # it runs: there is nothing to say
+    await b.expect("welcome")
+    await trainer.expect("form", "send", "committed", "canary", "canary")
+    await sync(trainer, 1, {a: REUSED, b: REUSED})
+
+
+async def test_a_request_is_served_once(make: Make) -> None:
+    c = await make()
+    a, b, trainer = await two(c)
+    a.silence("load")
+    trainer.begin(0)
+    await c.waits_for("transferring", "a")
+    trainer.begin(0)  # in the round
+    await c.status()
+    a.answer("load")
+    await a.expect(*FIRST)
+    await b.expect(*FIRST)
+    a.answers.clear()
+    *_, first = await trainer.expect("form", "send", "committed")
+    await trainer.expect("canary", "canary")
+    trainer.begin(0)  # after the commit
+    (again,) = await trainer.expect("committed")
+    assert again == first
+    assert (await c.status()).round == c.stats().round == 1
+    await sync(trainer, 1, {a: REUSED, b: REUSED})
+
+
+async def test_a_second_stream_of_a_member_takes_the_place_of_the_first(make: Make) -> None:
+    c = await make()
+    a, b, trainer = await two(c, version=0)
+    a.silence("load")
+    trainer.begin(1)
+    await c.waits_for("transferring", "a")
+    twin = Member(c.address, "a", version=0)
+    c.peers.append(twin)
+    await twin.connect()  # the load went to the first stream: nobody can tell what the engine holds
+    assert await a.ended() is grpc.StatusCode.OK
+    await twin.expect("welcome", "expelled")
+    await b.expect("pause", "load", "join", "load", "resume")
+    assert c.stats().members == {"b": 1}
+
+
+async def test_one_that_goes_away_while_it_is_greeted(make: Make) -> None:
+    c = await make(up=False)
+    relay = await c.relayed()
+    await c.up()
+    trainer = await c.trainer()
+    relay.replies.clear()
+    brief = Member(c.address, "brief")
+    await brief.connect()
+    await until(lambda: '"member": "brief"' in c.log(), "the coordinator to notice")
+    await brief.close()
+    relay.replies.set()
+
+    async def forgotten() -> bool:
+        return not (await c.status()).joiners
+
+    await until(forgotten, "the coordinator to forget it")
+    await sync(trainer, 0, {})
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+async def test_the_token_is_asked_for(make: Make, token: str) -> None:
+    c = await make()
+    peers: list[Peer] = [Member(c.address, "a"), Trainer(c.address, 1)]
+    c.peers += peers
+    for peer in peers:
+        peer.token = token
+        await peer.connect()
+        assert await peer.ended() is grpc.StatusCode.UNAUTHENTICATED
+    async with grpc.aio.insecure_channel(c.address) as channel:
+        stub = sync_pb2_grpc.CoordinatorStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetStatus(pb.GetStatusRequest(), metadata=bearer(token), timeout=10)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "HEADRACE_TOKEN" in (refused.value.details() or "")
+        unknown = channel.unary_unary("/headrace.v1.Coordinator/Unknown")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await unknown(b"", timeout=10)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+        # Probes and tools get in.
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "headrace.v1.Coordinator"):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        async for found in reflection.ServerReflectionInfo(iter([request]), timeout=10):
+            names = {service.name for service in found.list_services_response.service}
+            assert "headrace.v1.Coordinator" in names
+    assert (await c.status()).joiners == []
+
+
+async def test_status_names_whom_it_waits_for(make: Make) -> None:
+    c = await make()
+    a, b, trainer = await two(c)
+    status = await c.status()
+    assert (status.phase, status.version, status.trainer_connected) == ("idle", -1, True)
+    assert (list(status.members), list(status.joiners)) == ([], ["a", "b"])
+    a.silence("pause", "join")
+    b.silence("load")
+    trainer.silence("form", "send")
+    trainer.begin(0)
+    await c.waits_for("pausing", "a")
+    a.answer("pause")
+    await c.waits_for("forming", "a", "trainer")
+    await a.expect("pause", "join")
+    a.answer("join")
+    await c.waits_for("forming", "trainer")
+    trainer.answer("form")
+    await c.waits_for("transferring", "b", "trainer")
+    await trainer.expect("form", "send")
+    trainer.answer("send")
+    await c.waits_for("transferring", "b")
+    await b.expect("pause", "join", "load")
+    b.answer("load")
+    await a.expect("load", "resume")
+    status = await c.status()
+    assert (status.phase, status.version, status.round) == ("idle", 0, 1)
+    assert (list(status.members), list(status.joiners)) == (["a", "b"], [])
+
+
+async def test_a_port_that_is_taken(make: Make) -> None:
+    c = await make(up=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        c.port = taken.getsockname()[1]
+        c.start()
+        assert await c.exit_code() == 78
+    assert f"cannot listen on 127.0.0.1:{c.port}" in c.log()
+    assert "Traceback" not in c.log()
+    assert c.stats().term == 0  # it never served, so it must fence nobody out
+
+
+async def test_redis_that_does_not_answer(make: Make) -> None:
+    c = await make(up=False, redis={"connect_timeout_s": 1.0})
+    c.url = "redis://:secret@127.0.0.1:1/0"
+    started = time.monotonic()
+    c.start()
+    assert await c.exit_code(15.0) == 69
+    assert time.monotonic() - started < 15.0
+    assert "127.0.0.1:1" in c.log()
+    assert "secret" not in c.log()
+    assert "Traceback" not in c.log()
+
+
+async def test_it_ends_in_order(make: Make) -> None:
+    c = await make()
+    a, b, trainer = await two(c, version=0)
+    assert c.process is not None
+    c.process.terminate()
+    assert await c.exit_code(10.0) == 0
+    for peer in (a, b, trainer):
+        await peer.ended()

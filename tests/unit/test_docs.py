@@ -1,0 +1,66 @@
+"""Every command that the documentation shows is run, or is one that another test runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.config_doc import TARGET, render
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+RUN_ELSEWHERE = {
+    # The demo is what `tests/integration/test_run.py` runs, only shorter; both commands follow it there.
+    ".venv/bin/headrace status demo",
+    ".venv/bin/headrace audit demo",
+}
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) of every line in a `sh` block, comments removed."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.splitlines():
+                command = line.split("#")[0].strip()
+                if command:
+                    found.append((page.name, command))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_command_works(page: str, command: str) -> None:
+    if command in RUN_ELSEWHERE:
+        return
+    words = shlex.split(command)
+    if words[0] == "make":
+        # The targets themselves are this test run, the demo and the benchmarks: here only that they exist.
+        argv = ["make", "-n", *words[1:]]
+    else:
+        assert words[0] == ".venv/bin/headrace", f"{page}: no test knows how to run {command!r}"
+        assert "--dry-run" in words or "--help" in words, f"{page}: {command!r} would start a run"
+        argv = [sys.executable, "-m", "headrace.cli.main", *words[1:]]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_configuration_page_is_current() -> None:
+    assert TARGET.read_text() == render(), "run `make docs`"
+
+
+def test_every_key_says_what_it_means() -> None:
+    empty = [line for line in render().splitlines() if line.startswith("| `") and line.endswith("|  |")]
+    assert not empty
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
