@@ -8,15 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
-from headrace_queue.app import Service, create_app
-from headrace_queue.loops import Pulse
-from headrace_queue.metrics import QueueCollector
-from headrace_queue.validation import Score
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.ledger.client import LedgerUnavailable
 from headrace.ledger.replies import DeadSample, Stats, ValStatus, Verdict
 from headrace.ledger.states import State
+from headrace_queue.app import Service, create_app
+from headrace_queue.loops import Pulse
+from headrace_queue.metrics import QueueCollector
+from headrace_queue.validation import Score
 from tests.unit.queue_fakes import FakeLedger, make_stats
 
 TOKEN = "right"

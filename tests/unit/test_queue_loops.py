@@ -11,11 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
-from headrace_queue import startup
-from headrace_queue.feeder import CHUNK, Feeder, PromptSource, next_issue
-from headrace_queue.janitor import Janitor, Manifest, nested_floor, trim_floor
-from headrace_queue.loops import Fatal, Pulse, is_outage, run_loop
-from headrace_queue.validation import EvalFile, Score, ValidationReporter, scores
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +19,11 @@ from headrace.ledger.client import LedgerError, LedgerUnavailable
 from headrace.ledger.replies import ExpireReply, IssueReply, ValStatus, Verdict
 from headrace.v1.sample_pb2 import ValidationResult
 from headrace.wire import decode_prompt
+from headrace_queue import startup
+from headrace_queue.feeder import CHUNK, Feeder, PromptSource, next_issue
+from headrace_queue.janitor import Janitor, Manifest, nested_floor, trim_floor
+from headrace_queue.loops import Fatal, Pulse, is_outage, run_loop
+from headrace_queue.validation import EvalFile, Score, ValidationReporter, scores
 from tests.unit.queue_fakes import FakeLedger, make_stats
 
 

@@ -10,6 +10,16 @@ import re
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
 from headrace_coordinator import session as module
 from headrace_coordinator.session import (
     TRAINER,
@@ -32,12 +42,10 @@ from headrace_coordinator.session import (
     TrainerLost,
     Transfer,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 DIGEST = "right"
 NAMES = ["a", "b", "c", "d"]
+rarely = st.sampled_from([False, False, False, True])
 
 
 def most_attempts(session: Session, members: int) -> int:
@@ -65,6 +73,8 @@ class World:
         self.expired: set[str] = set()
         self.trainer_lost = False
         self.group: tuple[str, ...] | None = tuple(session.roster) if session.group_is_good else None
+        self.ready = {TRAINER, *session.roster} if session.group_is_good else set()
+        """Who has joined the latest group."""
         self.loaded: dict[str, str] = {}
         """Member -> digest reported to the latest attempt since its last Form or Transfer."""
         self.sent: str | None = None
@@ -78,6 +88,8 @@ class World:
         phase, before = s.phase, s.attempt
         if isinstance(event, TrainerLost):
             self.trainer_lost = True
+        if phase is Phase.FORMING and isinstance(event, Ready) and event.attempt == before:
+            self.ready.add(event.who)
         if phase is Phase.TRANSFERRING:
             if isinstance(event, Loaded) and event.attempt == before:
                 self.loaded[event.who] = event.digest
@@ -106,10 +118,11 @@ class World:
                     self.living(members)
                     assert not self.attempts or attempt > self.attempts[-1], "attempts only rise"
                     self.attempts.append(attempt)
-                    self.group, self.loaded, self.sent = members, {}, None
+                    self.group, self.ready, self.loaded, self.sent = members, set(), {}, None
                 case Transfer(_, members):
                     self.living(members)
                     assert members == self.group, "weights go to exactly the group that was formed"
+                    assert {TRAINER, *members} <= self.ready, "not everybody has joined the group"
                     self.loaded, self.sent = {}, None
                 case Commit(members, digest):
                     self.living(members)
@@ -151,7 +164,7 @@ class Walk(RuleBasedStateMachine):
     @initialize(
         size=st.integers(0, len(NAMES)),
         max_attempts=st.integers(1, 3),
-        catch_up=st.sampled_from([False, False, False, True]),
+        catch_up=rarely,
         good=st.booleans(),
     )
     def start(self, size: int, max_attempts: int, catch_up: bool, good: bool) -> None:
@@ -225,12 +238,19 @@ class Walk(RuleBasedStateMachine):
         if not isinstance(again, Deadline | TrainerLost | CommitAnswer):
             self.tell(again)
 
-    @rule()
-    def everybody_answers(self) -> None:
-        """What the phase waits for comes at once, so that walks get far."""
+    @precondition(lambda self: self.session.phase.ended)
+    @rule(size=st.integers(0, len(NAMES)), max_attempts=st.integers(1, 3), catch_up=rarely, good=st.booleans())
+    def again(self, size: int, max_attempts: int, catch_up: bool, good: bool) -> None:
+        self.teardown()
+        self.start(size, max_attempts, catch_up, good)
+
+    @precondition(lambda self: not self.session.phase.ended)
+    @rule(but=st.none() | party)
+    def everybody_answers(self, but: str | None) -> None:
+        """What the phase waits for comes at once, perhaps with one exception: so walks get far."""
         s = self.session
         phase, attempt = s.phase, s.attempt
-        for who in sorted(s.waiting):
+        for who in sorted(s.waiting - {but}):
             match phase:
                 case Phase.PAUSING:
                     self.tell(Paused(who))

@@ -36,8 +36,8 @@ def array(values: list[Any], dtype: str) -> np.ndarray[Any, Any]:
 @st.composite
 def segments(draw: st.DrawFn, tokens: int, oldest: int = 0) -> list[Segment]:
     """A valid cover of [0, tokens) whose first version is at least `oldest`."""
-    inner = st.integers(1, tokens - 1) if tokens > 1 else st.nothing()
-    cuts = [0, *sorted(draw(st.sets(inner, max_size=3))), tokens] if tokens else []
+    inner = draw(st.sets(st.integers(1, tokens - 1), max_size=3)) if tokens > 1 else set()
+    cuts = [0, *sorted(inner), tokens] if tokens else []
     versions = sorted(draw(st.lists(st.integers(oldest, 2**63), min_size=len(cuts), max_size=len(cuts))))
     return [Segment(v, a, b) for v, a, b in zip(versions, cuts, cuts[1:], strict=False)]
 
@@ -48,7 +48,7 @@ def trajectories(draw: st.DrawFn, finished: bool = True, oldest: int = 0) -> Tra
     reasons = [FinishReason.STOP, FinishReason.LENGTH]
     return Trajectory(
         array(draw(st.lists(int32s, min_size=count, max_size=count)), "int32"),
-        array(draw(st.lists(st.floats(-1e30, 0, width=32), min_size=count, max_size=count)), "float32"),
+        array(draw(st.lists(st.floats(-(2.0**100), 0, width=32), min_size=count, max_size=count)), "float32"),
         array(draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)), "uint8"),
         draw(segments(count, oldest)),
         draw(st.floats(2**-20, 2**20, width=32)),
