@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,12 @@ def processes_of(directory: Path) -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, str]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
     run = make_run(tmp_path_factory.mktemp("runs"), "finished")
     process = run.start()
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output[-6000:]
-    yield run, output
+    return run, output
 
 
 def test_summary_tells_what_happened(finished: tuple[Run, str]) -> None:

@@ -149,8 +149,8 @@ async def test_interrupted_response_keeps_versions_and_log_probs_of_its_samplers
         crossed = [t for t in results if t.versions == (0, 1)]
         assert crossed, f"no response crossed the sync: {[t.segments for t in results]}"
         for t in results:
-            assert len(t.token_ids) == 64
-            assert t.finish_reason is FinishReason.LENGTH
+            stopped = t.finish_reason is FinishReason.STOP
+            assert (t.token_ids[-1] == 2) if stopped else (len(t.token_ids) == 64)
             ids = torch.tensor([prompt + t.token_ids.tolist()])
             for segment in t.segments:
                 scorer = old if segment.version == 0 else model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 
 from headrace.config import RunConfig
 from headrace.ledger import ops
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 OWNERS = ["rollouter-0-a", "rollouter-1-b"]
 RESPONSE = 64
+EOS = 2
 
 
 class Stack:
@@ -56,6 +59,16 @@ class Stack:
             raise AssertionError(f"no {what} within {seconds:g} s: {await self.stats()}") from None
 
 
+def tokens_generated() -> float:
+    """vLLM's counter of generated tokens in this process."""
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "vllm:generation_tokens_total"
+    )
+
+
 def prompt(issue: int) -> bytes:
     ids = np.asarray([1, 5, 9 + issue], np.int32)
     return encode_prompt(Prompt(f"{issue:010d}", issue, 0, issue, ids, "test", "truth"))
@@ -66,7 +79,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     tiny_models.save("llama", tmp_path / "model")
     config = run_config(tmp_path / "model", n=2, max_concurrent_samples=2)
     config.name = "worker"
-    engine = await Engine.start(config, [])  # no EOS: every response takes all its tokens
+    engine = await Engine.start(config, [EOS])
     with start_valkey(tmp_path / "redis", "secret") as server:
         sync = SyncLedger(connect(server.url), "worker")
         sync.run(ops.configure(8, 2, 0, 3, 4, "test"))
@@ -88,11 +101,14 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 async def test_drained_work_is_continued_elsewhere_and_failures_end(stack: Stack) -> None:
     """One engine start for the whole life of samples: drain, continuation, a reward that raises."""
+    before = tokens_generated()
     first = stack.worker(OWNERS[0])
     running = asyncio.create_task(first.run())
     await stack.until("two samples in flight", lambda s: s.counts["in_flight"] == 2)
-    while stack.engine.running < 4:
-        await asyncio.sleep(0.001)
+    deadline = time.monotonic() + 30
+    while tokens_generated() < before + 8:  # the engine's own count
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0)
     await asyncio.wait_for(first.drain(), 30)
     await asyncio.wait_for(running, 5)
     after = await stack.stats()
@@ -125,10 +141,14 @@ async def test_drained_work_is_continued_elsewhere_and_failures_end(stack: Stack
         sample = decode_sample(raw)
         assert sample.owner == OWNERS[1]
         for index, t in enumerate(sample.trajectories):
-            assert len(t.token_ids) == RESPONSE, "the limit holds over the whole"
-            assert t.finish_reason is FinishReason.LENGTH
+            tokens = t.token_ids.tolist()
+            if t.finish_reason is FinishReason.STOP:
+                assert tokens.index(EOS) == len(tokens) - 1, "a response that stops ends with its only EOS"
+            else:
+                assert len(tokens) == RESPONSE, "the limit holds over the whole"
+                assert EOS not in tokens
             assert t.reward == 1.0
-            assert [(s.version, s.start, s.end) for s in t.segments] == [(0, 0, RESPONSE)]
+            assert [(s.version, s.start, s.end) for s in t.segments] == [(0, 0, len(tokens))]
             if sample_id in parked:
                 head = parked[sample_id][index]
                 assert t.token_ids[: len(head)].tolist() == head, "what was parked is kept"

@@ -200,9 +200,11 @@ def test_a_threshold_out_of_range_is_refused(eta: float) -> None:
 
 def test_an_unknown_key_is_refused_in_every_section() -> None:
     for section in [None, *RunConfig.model_fields]:
-        data = changed(**{"surprise" if section is None else f"{section}__surprise": 1}) if (
-            section is None or isinstance(GOOD.get(section, {}), dict)
-        ) else None
+        data = (
+            changed(**{"surprise" if section is None else f"{section}__surprise": 1})
+            if (section is None or isinstance(GOOD.get(section, {}), dict))
+            else None
+        )
         if data is not None and section not in ("name", "runs_dir", "seed"):
             with pytest.raises(ValidationError, match="surprise"):
                 RunConfig.model_validate(data)

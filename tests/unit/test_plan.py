@@ -51,7 +51,11 @@ def test_no_load_is_above_four_thirds_of_the_best(tokens: list[int], ranks: int)
 def test_the_bound_is_met_where_first_come_first_served_fails_it() -> None:
     """Four equal short samples, then a long one: only longest-first gives the long one a rank of its own."""
     assert sorted(loads(assign(items_of([1, 1, 1, 1, 4]), 2))) == [4, 4]
-    assert sorted(loads(assign(items_of([5, 5, 4, 4, 3, 3, 3]), 3))) == [8, 8, 11]  # Graham's worst case: 11/9
+    assert sorted(loads(assign(items_of([5, 5, 4, 4, 3, 3, 3]), 3))) == [
+        8,
+        8,
+        11,
+    ]  # Graham's worst case: 11/9
 
 
 @given(st.lists(st.integers(1, 5), max_size=20).map(items_of), st.integers(1, 4), st.randoms())

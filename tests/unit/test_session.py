@@ -187,21 +187,31 @@ class Walk(RuleBasedStateMachine):
     back = st.sampled_from([0, 0, 0, 0, 1, 2])
     digest = st.sampled_from([DIGEST, DIGEST, DIGEST, "wrong"])
 
-    @rule(who=who)
-    def paused(self, who: str) -> None:
-        self.tell(Paused(who))
+    @precondition(lambda self: self.session.phase in (Phase.PAUSING, Phase.FORMING, Phase.TRANSFERRING))
+    @rule(who=party, back=back, digest=digest)
+    def report(self, who: str, back: int, digest: str) -> None:
+        """What this phase is about, by one party, perhaps late."""
+        match self.session.phase:
+            case Phase.PAUSING:
+                self.tell(Paused(who))
+            case Phase.FORMING:
+                self.tell(Ready(who, self.attempt(back)))
+            case Phase.TRANSFERRING if who == TRAINER:
+                self.tell(Sent(self.attempt(back), DIGEST))
+            case Phase.TRANSFERRING:
+                self.tell(Loaded(who, self.attempt(back), digest))
 
-    @rule(who=party, back=back)
-    def ready(self, who: str, back: int) -> None:
-        self.tell(Ready(who, self.attempt(back)))
-
-    @rule(who=who, back=back, digest=digest)
-    def loaded(self, who: str, back: int, digest: str) -> None:
-        self.tell(Loaded(who, self.attempt(back), digest))
-
-    @rule(back=back)
-    def sent(self, back: int) -> None:
-        self.tell(Sent(self.attempt(back), DIGEST))
+    @rule(who=who, back=back, digest=digest, kind=st.sampled_from([Paused, Ready, Loaded, Sent]))
+    def noise(self, who: str, back: int, digest: str, kind: type) -> None:
+        """Anything in any phase."""
+        attempt = self.attempt(back)
+        reports = {
+            Paused: Paused(who),
+            Ready: Ready(who, attempt),
+            Loaded: Loaded(who, attempt, digest),
+            Sent: Sent(attempt, DIGEST),
+        }
+        self.tell(reports[kind])
 
     @rule(who=party, back=back)
     def failed(self, who: str, back: int) -> None:
@@ -211,11 +221,11 @@ class Walk(RuleBasedStateMachine):
     def lost(self, who: str) -> None:
         self.tell(Lost(who))
 
+    @precondition(lambda self: self.session.phase is Phase.COMMITTING)
     @rule(ok=st.booleans())
     def commit_answer(self, ok: bool) -> None:
         """Only the ledger answers, and only what it was asked."""
-        if self.session.phase is Phase.COMMITTING:
-            self.tell(CommitAnswer(ok, "" if ok else "stale lineage"))
+        self.tell(CommitAnswer(ok, "" if ok else "stale lineage"))
 
     @rule()
     def deadline(self) -> None:
@@ -239,7 +249,9 @@ class Walk(RuleBasedStateMachine):
             self.tell(again)
 
     @precondition(lambda self: self.session.phase.ended)
-    @rule(size=st.integers(0, len(NAMES)), max_attempts=st.integers(1, 3), catch_up=rarely, good=st.booleans())
+    @rule(
+        size=st.integers(0, len(NAMES)), max_attempts=st.integers(1, 3), catch_up=rarely, good=st.booleans()
+    )
     def again(self, size: int, max_attempts: int, catch_up: bool, good: bool) -> None:
         self.teardown()
         self.start(size, max_attempts, catch_up, good)
@@ -271,8 +283,8 @@ def test_random_walks() -> None:
     run_state_machine_as_test(
         Walk,
         settings=settings(
-            max_examples=150,
-            stateful_step_count=40,
+            max_examples=200,
+            stateful_step_count=50,
             deadline=None,
             print_blob=True,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -578,7 +590,9 @@ def test_a_failing_joiner_is_expired_and_the_catch_up_ends(events: list[Event]) 
     assert not world.commits
 
 
-@given(st.permutations([Loaded("a", 1, DIGEST), Loaded("b", 1, DIGEST), Sent(1, DIGEST), Failed("c", 1, "x")]))
+@given(
+    st.permutations([Loaded("a", 1, DIGEST), Loaded("b", 1, DIGEST), Sent(1, DIGEST), Failed("c", 1, "x")])
+)
 def test_reports_of_a_transfer_commute(events: list[Event]) -> None:
     world = to_transferring()
     for event in events:

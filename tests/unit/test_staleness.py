@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from headrace.staleness import Mode, StalenessRule, derive_mode, gate_open
 
 
-def of(
-    threshold: float, window: tuple[int, int, int] = (1, 1, 10), partial: bool = False
-) -> StalenessRule:
+def of(threshold: float, window: tuple[int, int, int] = (1, 1, 10), partial: bool = False) -> StalenessRule:
     return StalenessRule(*window, threshold, partial)
 
 

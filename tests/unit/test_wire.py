@@ -346,13 +346,16 @@ def test_byte_layout() -> None:
         FinishReason.LENGTH,
     )
     encoded_prompt = wire.encode_prompt(prompt)
-    assert encoded_prompt == (
-        b"\x0a\x0a0000000007"  # 1: sample_id
-        b"\x10\x07"  # 2: issue
-        b"\x20\x03"  # 4: row
-        b"\x2a\x08" + bytes([1, 0, 0, 0, 2, 1, 0, 0]) + b"\x32\x01d"  # 6: data_source
-        b"\x3a\x01g"  # 7: ground_truth
-        b'\x42\x08{"k": 1}'
+    assert (
+        encoded_prompt
+        == (
+            b"\x0a\x0a0000000007"  # 1: sample_id
+            b"\x10\x07"  # 2: issue
+            b"\x20\x03"  # 4: row
+            b"\x2a\x08" + bytes([1, 0, 0, 0, 2, 1, 0, 0]) + b"\x32\x01d"  # 6: data_source
+            b"\x3a\x01g"  # 7: ground_truth
+            b'\x42\x08{"k": 1}'
+        )
     )
     trajectory = (
         b"\x0a\x08" + bytes([3, 0, 0, 0, 0, 0, 1, 0])  # 1: int32
