@@ -115,6 +115,7 @@ def test_summary_tells_what_happened(finished: tuple[Run, str]) -> None:
     assert s["trained_tokens"] > 0
     assert [e["version"] for e in s["eval"]] == [0, 2, 4]
     assert all(e["n"] == 200 and 0 <= e["reward"] <= 1 for e in s["eval"])
+    assert [e["version"] for e in run.rows("eval.jsonl")] == [0, 2, 4], "each validation is reported once"
     assert s["ledger"]["issued_total"] == s["ledger"]["trained"] == total
     assert s["ledger"]["dead"] == s["ledger"]["dropped"] == 0
     assert sum(s["version_gap"].values()) == total

@@ -334,6 +334,17 @@ async def test_overtaken_versions_are_reported_in_order(tmp_path: Path) -> None:
     assert asked == [0, 1, 2, 3, 4]
 
 
+async def test_a_version_is_reported_once_when_the_next_one_is_validated(tmp_path: Path) -> None:
+    path, run = tmp_path / "eval.jsonl", Validated()
+    reporter = run.reporter(path)
+    for version in (0, 2, 4):
+        run.results = {v: [result(v, 0, "a", 0.5)] for v in range(0, version + 1, 2)}
+        run.status = ValStatus(version, 3, 3, False)
+        await reporter.step()
+    versions = [json.loads(line)["version"] for line in path.read_text().splitlines()]
+    assert versions == [0, 0, 2, 2, 4, 4], "two data sources, each version once"
+
+
 async def test_a_report_that_cannot_be_written_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

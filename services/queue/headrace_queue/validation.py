@@ -145,7 +145,8 @@ class ValidationReporter:
         if status.version < 0:
             return POLL_S
         while self._next < status.version:
-            await self._report_overtaken(self._next)
+            if self._next not in self._file:
+                await self._report_overtaken(self._next)
             self._next += 1
         finished = status.done >= status.total or not status.open
         if finished and status.version not in self._file:

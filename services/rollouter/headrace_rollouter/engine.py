@@ -49,6 +49,9 @@ class Engine:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ["OMP_NUM_THREADS"] = str(e.omp_threads)
+        if e.tensor_parallel_size == 1:
+            # On CPU: the engine core runs the model itself instead of one more process beside it.
+            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         from vllm import AsyncEngineArgs
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.platforms import current_platform
