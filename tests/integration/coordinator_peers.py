@@ -18,7 +18,7 @@ from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 
 TOKEN = "a-token"
-DEADLINE_S = 30.0
+DEADLINE_S = 20.0
 CANARY_DIFF = 0.25
 
 
@@ -111,6 +111,7 @@ class Peer:
         except grpc.aio.AioRpcError as error:
             self.status = error.code()
         finally:
+            self.status = self.status or grpc.StatusCode.CANCELLED
             call.cancel()
             self._news.set()
 

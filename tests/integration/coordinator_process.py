@@ -19,7 +19,7 @@ import redis
 import yaml
 
 from headrace.environment import bearer
-from headrace.ledger import SyncLedger, adopt, ops
+from headrace.ledger import SyncLedger, adopt, ops, scripts
 from headrace.ledger.replies import Stats
 from headrace.redis_url import build
 from headrace.v1 import sync_pb2 as pb
@@ -44,19 +44,28 @@ async def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0
 
 
 class Relay:
-    """A TCP relay in front of Valkey that can keep the server's replies back: commands go through."""
+    """A TCP relay in front of Valkey: commands go through, replies can be kept back from one on."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self.replies = asyncio.Event()
         self.replies.set()
         self.port = 0
+        self._trigger: bytes | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def hold_from(self, script: str) -> None:
+        """Keep back the reply to the next call of this script, and all that follow."""
+        self._trigger = scripts.sha(script).encode()
+
+    def let_go(self) -> None:
+        self._trigger = None
+        self.replies.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back, forth = await asyncio.open_connection("127.0.0.1", self._target)
@@ -71,6 +80,8 @@ class Relay:
             while data := await reader.read(65536):
                 if held:
                     await self.replies.wait()
+                elif self._trigger is not None and self._trigger in data:
+                    self.replies.clear()
                 writer.write(data)
                 await writer.drain()
         writer.close()
@@ -222,3 +233,11 @@ class Coordinator:
 
     async def idle(self) -> None:
         await self.waits_for("idle")
+
+    async def misses_trainer(self) -> None:
+        """Until the coordinator knows that its trainer's stream has ended."""
+
+        async def missed() -> bool:
+            return not (await self.status()).trainer_connected
+
+        await until(missed, "the coordinator to miss the trainer")

@@ -106,7 +106,7 @@ class Queue:
             "actor": {"ppo_mini_batch_size": 4},
             "async_training": {"staleness_threshold": 63},
             "ledger": {"lease_s": 3, "max_retries": 0},
-            "redis": {"connect_timeout_s": 2},
+            "redis": {"connect_timeout_s": 5},
             "custom_reward_function": {"path": "headrace.demo.reward"},
         }
         for section, values in self.settings.items():

@@ -164,12 +164,12 @@ async def test_a_joiner_outlives_the_loss_of_the_trainer(make: Make) -> None:
     late = await c.member("late")
     await c.waits_for("transferring", "trainer")
     await late.expect("join", "load")
+    await trainer.expect("form", "send")
     await trainer.close()
     await c.idle()
-    again = await c.trainer(trainer.lineage, snapshot=0)
-    again.served = 0
-    await again.connect()  # now it says what it can serve
-    await again.expect("welcome", "form", "send", "canary")
+    trainer.answers.clear()
+    await trainer.connect()
+    await trainer.expect("welcome", "form", "send", "canary")
     assert (await late.expect("join", "load", "resume"))[-1].version == 0
 
 
@@ -179,20 +179,22 @@ async def test_a_member_that_goes_away_is_expired(make: Make, when: str) -> None
     a, b, trainer = await two(c, version=0)
     c.ledger.run(ops.issue(0, [b"prompt"], end=False))
     assert c.ledger.run(ops.take("b", 0, 1)).status is TakeStatus.OK
-    newcomer = [await c.member("c")]  # so that the next round forms a group
-    await newcomer[0].expect("join", "load", "resume")
+    newcomer = await c.member("c")  # so that the next round forms a group
+    await newcomer.expect("join", "load", "resume")
     await trainer.expect("form", "send", "canary")
     b.answers[when] = hang_up
     trainer.begin(1)
     heard = {"pause": FIRST, "join": ("pause", "join", *FIRST[1:]), "load": (*FIRST[:3], *FIRST[1:])}[when]
-    for member in (a, *newcomer):
+    for member in (a, newcomer):
         joins = [command for command in await member.expect(*heard) if isinstance(command, pb.JoinGroup)]
         assert joins[-1].rendezvous.world_size == 3
         assert len({join.rendezvous.epoch for join in joins}) == len(joins)
     stats = c.stats()
     assert stats.members == {"a": 1, "c": 1}
     assert (stats.requeued, stats.in_flight_by_owner) == ({"expired": 1}, {})
-    b.answers.clear()
+    assert b.unread == [*FIRST[: FIRST.index(when) + 1]]
+    b = Member(c.address, "b")
+    c.peers.append(b)
     await b.connect()
     await b.expect("expelled")
     assert await b.ended() is grpc.StatusCode.OK

@@ -7,7 +7,9 @@ event `World.absorb` checks what must always hold.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,6 +33,7 @@ from headrace_coordinator.session import (
     Expire,
     Failed,
     Form,
+    Left,
     Loaded,
     Lost,
     Pause,
@@ -51,17 +54,6 @@ rarely = st.sampled_from([False, False, False, True])
 def most_attempts(session: Session, members: int) -> int:
     """Every attempt is a try without a culprit, or loses a member, or is the one with an empty roster."""
     return session.max_attempts + members + 1
-
-
-FORGETS = pytest.mark.xfail(
-    strict=True, reason="defect: in FORMING a Failed or Lost is forgotten when Ready is the last report"
-)
-COMMITS_SURVIVORS = pytest.mark.xfail(
-    strict=True, reason="defect: a Deadline with only members silent commits the others, against the table"
-)
-COUNTS_CULPRITS = pytest.mark.xfail(
-    strict=True, reason="defect: tries that had a culprit count towards max_attempts too"
-)
 
 
 class World:
@@ -158,6 +150,9 @@ class World:
         raise AssertionError("the session does not end")
 
 
+running = precondition(lambda self: not self.session.phase.ended)
+
+
 class Walk(RuleBasedStateMachine):
     """Members and trainer do anything at any time."""
 
@@ -213,13 +208,15 @@ class Walk(RuleBasedStateMachine):
         }
         self.tell(reports[kind])
 
+    @running
     @rule(who=party, back=back)
     def failed(self, who: str, back: int) -> None:
         self.tell(Failed(who, self.attempt(back), "broken pipe"))
 
-    @rule(who=who)
-    def lost(self, who: str) -> None:
-        self.tell(Lost(who))
+    @running
+    @rule(who=who, orderly=st.booleans())
+    def lost(self, who: str, orderly: bool) -> None:
+        self.tell(Left(who) if orderly else Lost(who))
 
     @precondition(lambda self: self.session.phase is Phase.COMMITTING)
     @rule(ok=st.booleans())
@@ -227,9 +224,10 @@ class Walk(RuleBasedStateMachine):
         """Only the ledger answers, and only what it was asked."""
         self.tell(CommitAnswer(ok, "" if ok else "stale lineage"))
 
+    @running
     @rule()
     def deadline(self) -> None:
-        if self.session.phase is not Phase.COMMITTING and not self.session.phase.ended:
+        if self.session.phase is not Phase.COMMITTING:
             self.deadlines += 1
         self.tell(Deadline())
         assert self.deadlines <= self.most_deadlines
@@ -256,7 +254,7 @@ class Walk(RuleBasedStateMachine):
         self.teardown()
         self.start(size, max_attempts, catch_up, good)
 
-    @precondition(lambda self: not self.session.phase.ended)
+    @running
     @rule(but=st.none() | party)
     def everybody_answers(self, but: str | None) -> None:
         """What the phase waits for comes at once, perhaps with one exception: so walks get far."""
@@ -278,18 +276,72 @@ class Walk(RuleBasedStateMachine):
                 assert self.session.roster == NAMES[:1], "a catch-up without its joiner commits nothing"
 
 
-@FORGETS
 def test_random_walks() -> None:
     run_state_machine_as_test(
         Walk,
         settings=settings(
-            max_examples=200,
+            max_examples=100,
             stateful_step_count=50,
             deadline=None,
             print_blob=True,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
+
+
+def probable_event(session: Session, random: Random, history: list[Event]) -> Event:
+    """Mostly what the phase waits for, so that sessions get far; now and then trouble, or an old report."""
+    s, attempt = session, session.attempt
+    dice = random.random()
+    if dice < 0.02:
+        return Deadline()
+    if dice < 0.04:
+        return random.choice([Lost, Left])(random.choice(NAMES))
+    if dice < 0.07:
+        return Failed(random.choice([*NAMES, TRAINER]), attempt, "broken pipe")
+    if dice < 0.073:
+        return TrainerLost()
+    if dice < 0.25 and history:
+        return random.choice(history)
+    if s.phase is Phase.COMMITTING:
+        return CommitAnswer(random.random() < 0.8)
+    who = random.choice(sorted(s.waiting) or NAMES)
+    match s.phase:
+        case Phase.PAUSING:
+            return Paused(who)
+        case Phase.FORMING:
+            return Ready(who, attempt)
+        case _:
+            digest = "wrong" if random.random() < 0.1 else DIGEST
+            return Sent(attempt, DIGEST) if who == TRAINER else Loaded(who, attempt, digest)
+
+
+def test_deep_walks() -> None:
+    """Many sessions of the likely kind: late reports of earlier attempts, several attempts, commits."""
+    ends: Counter[str] = Counter()
+    for seed in range(3000):
+        random = Random(seed)
+        roster = NAMES[: random.choice([0, 1, 2, 3, 4, 4, 4])]
+        world = World(Session(list(roster), random.randint(1, 3), group_is_good=random.random() < 0.3))
+        history: list[Event] = []
+        try:
+            for _ in range(80):
+                if world.session.phase.ended:
+                    break
+                event = probable_event(world.session, random, history)
+                if not isinstance(event, Deadline | CommitAnswer | TrainerLost):
+                    history.append(event)
+                world.tell(event)
+            world.settle()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {world.log}") from error
+        ends[f"{world.session.phase} after {min(world.session.attempt, 2)} attempts"] += 1
+        ends["expired"] += bool(world.expired)
+        ends["several committed"] += bool(world.commits and len(world.commits[0].members) > 1)
+    assert min(ends[f"{phase} after {n} attempts"] for phase in ("done", "abandoned") for n in (1, 2)) > 50, (
+        ends
+    )
+    assert ends["several committed"] > 1000, ends
 
 
 # ---- the table, row by row ----
@@ -336,14 +388,19 @@ def new_attempt(world: World, actions: list[Action]) -> bool:
     return world.session.phase is Phase.FORMING and isinstance(form, Form) and form.attempt == 2
 
 
-SILENT_MEMBERS: list[Event] = [Loaded("b", 1, DIGEST), Sent(1, DIGEST), Deadline()]
-
 ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
     ("PAUSING", "Paused(last one)"): [
         (
             [Paused("a"), Paused("b"), Paused("c")],
             lambda w, a: w.session.phase is Phase.FORMING and a == [Form(1, ("a", "b", "c"))],
         )
+    ],
+    ("PAUSING", "Left"): [
+        (
+            [Paused("a"), Paused("c"), Left("b")],
+            lambda w, a: a == [Expire("b", "left"), Form(1, ("a", "c"))],
+        ),
+        ([Left("b")], lambda w, a: w.session.phase is Phase.PAUSING and a == [Expire("b", "left")]),
     ],
     ("PAUSING", "Deadline"): [
         (
@@ -360,6 +417,7 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
     ("FORMING", "Failed, Lost, Deadline"): [
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Failed("c", 1, "x")], new_attempt),
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Lost("c")], new_attempt),
+        ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Left("c")], new_attempt),
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Deadline()], new_attempt),
         ([Deadline()], new_attempt),
     ],
@@ -385,7 +443,7 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
         ([Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST), Lost("a")], new_attempt),
         ([Lost("a"), Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST)], new_attempt),
         ([Loaded("b", 1, DIGEST), Loaded("a", 1, DIGEST), Lost("a"), Deadline()], new_attempt),
-        (SILENT_MEMBERS, new_attempt),
+        ([Loaded("b", 1, DIGEST), Sent(1, DIGEST), Deadline()], new_attempt),
         ([Loaded(m, 1, DIGEST) for m in "abc"] + [Failed(TRAINER, 1, "x")], new_attempt),
     ],
     ("COMMITTING", "CommitAnswer(ok)"): [
@@ -416,13 +474,7 @@ def test_the_docstrings_table_is_the_one_that_is_tested() -> None:
 @pytest.mark.parametrize(
     ("phase", "events", "outcome"),
     [
-        pytest.param(
-            start,
-            events,
-            outcome,
-            id=f"{start}-{event}-{number}",
-            marks=COMMITS_SURVIVORS if events == SILENT_MEMBERS else (),
-        )
+        pytest.param(start, events, outcome, id=f"{start}-{event}-{number}")
         for (row_phase, event), cases in ROWS.items()
         for number, (events, outcome) in enumerate(cases)
         for start in (PHASES if row_phase == "any" else [row_phase])
@@ -440,7 +492,14 @@ def test_row_of_the_table(phase: str, events: list[Event], outcome: Outcome) -> 
 
 IGNORED: dict[str, list[Event]] = {
     "PAUSING": [Lost("a"), Ready("a", 0), Loaded("a", 0, DIGEST), Failed("a", 0, "x"), CommitAnswer(True)],
-    "FORMING": [Paused("a"), Ready("a", 0), Failed("a", 0, "x"), Lost("stranger"), CommitAnswer(True)],
+    "FORMING": [
+        Paused("a"),
+        Ready("a", 0),
+        Failed("a", 0, "x"),
+        Lost("stranger"),
+        Left("stranger"),
+        CommitAnswer(True),
+    ],
     "TRANSFERRING": [
         Paused("a"),
         Ready("a", 1),
@@ -463,10 +522,18 @@ def test_late_early_and_foreign_events_change_nothing(phase: str, event: Event) 
     assert repr(world.session) == before
 
 
+@pytest.mark.parametrize("phase", ["FORMING", "TRANSFERRING"])
+def test_the_failure_of_a_stranger_changes_nothing(phase: str) -> None:
+    """It would be taken for a culprit that is gone already, so attempts would not be counted: no end."""
+    world = PHASES[phase]()
+    before = repr(world.session)
+    assert world.tell(Failed("stranger", 1, "x")) == []
+    assert repr(world.session) == before
+
+
 # ---- directed stories ----
 
 
-@FORGETS
 def test_a_failure_in_forming_is_not_forgotten_when_others_are_ready_later() -> None:
     """The reports of one attempt may come in any order."""
     world = to_forming()
@@ -475,7 +542,6 @@ def test_a_failure_in_forming_is_not_forgotten_when_others_are_ready_later() -> 
     assert new_attempt(world, world.tell(Ready(TRAINER, 1)))
 
 
-@FORGETS
 def test_a_member_lost_in_forming_takes_no_group_with_it() -> None:
     """The group that the others just met in has a dead rank: it must not be used."""
     world = to_forming()
@@ -525,7 +591,6 @@ def test_tries_without_a_culprit_end_with_everybody_expired() -> None:
     assert world.tell(Sent(4, DIGEST)) == [Commit((), DIGEST)]
 
 
-@COUNTS_CULPRITS
 def test_tries_with_a_culprit_expire_nobody_else() -> None:
     """`max_attempts` counts tries without a culprit; each of these has one, and loses it."""
     world = to_forming("abcd")
@@ -574,13 +639,7 @@ FAILING_JOINERS: dict[str, list[Event]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "events",
-    [
-        pytest.param(events, id=name, marks=FORGETS if name in ("lost", "fails first") else ())
-        for name, events in FAILING_JOINERS.items()
-    ],
-)
+@pytest.mark.parametrize("events", FAILING_JOINERS.values(), ids=FAILING_JOINERS)
 def test_a_failing_joiner_is_expired_and_the_catch_up_ends(events: list[Event]) -> None:
     world = catch_up()
     for event in events:

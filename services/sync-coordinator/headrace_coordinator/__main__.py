@@ -31,10 +31,12 @@ _MAX_MESSAGE = 64 * 1024 * 1024  # a manifest names every tensor of the model
 
 async def serve(args: argparse.Namespace) -> int:
     config = load(args.config)
-    ledger = AsyncLedger(connect_async(environment.redis_url()), config.name)
-    await until_configured(ledger, config.services.start_timeout_s)
-    driver = Driver(config, ledger)
-    await driver.recover()
+    patience = config.redis.connect_timeout_s
+    client = connect_async(environment.redis_url(), patience)
+    await until_configured(
+        AsyncLedger(client, config.name, retry_s=patience), config.services.start_timeout_s
+    )
+    driver = Driver(config, AsyncLedger(client, config.name))
     server = grpc.aio.server(
         interceptors=[TokenInterceptor(environment.token())],
         options=[
@@ -59,6 +61,7 @@ async def serve(args: argparse.Namespace) -> int:
     except RuntimeError as error:
         print(f"headrace-coordinator: cannot listen on {args.host}:{args.port}: {error}", file=sys.stderr)
         return EX_CONFIG
+    await driver.recover()  # with the port in hand: a second start by mistake must not fence the first
     if args.metrics_port:
         start_http_server(args.metrics_port, args.host)
     await server.start()

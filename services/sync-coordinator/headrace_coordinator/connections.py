@@ -1,4 +1,4 @@
-"""The open streams: one per rollouter, one of the trainer."""
+"""The open streams: one per rollouter, one of the trainer. Every command carries the term."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class MemberConnection:
     version: int
     paused: bool
     outgoing: asyncio.Queue[pb.MemberCommand | None] = field(default_factory=asyncio.Queue)
+    """None ends the stream."""
     tokens: int = 0
     """Progress of running work while it is let finish: tokens generated so far."""
 
@@ -27,3 +28,35 @@ class TrainerConnection:
     outgoing: asyncio.Queue[pb.TrainerCommand | None] = field(default_factory=asyncio.Queue)
     snapshot_version: int = -1
     """The version that it can serve to late joiners."""
+
+
+class Connections:
+    """Who is connected, and the sending. Nothing is sent to who is not there."""
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.members: dict[str, MemberConnection] = {}
+        self.trainer: TrainerConnection | None = None
+
+    def send(self, connection: MemberConnection, command: pb.MemberCommand) -> None:
+        command.term = self.term
+        connection.outgoing.put_nowait(command)
+
+    def send_member(self, name: str, command: pb.MemberCommand) -> bool:
+        """False when it is not connected."""
+        if (connection := self.members.get(name)) is None:
+            return False
+        self.send(connection, command)
+        return True
+
+    def send_trainer(self, command: pb.TrainerCommand) -> None:
+        if self.trainer is not None:
+            command.term = self.term
+            self.trainer.outgoing.put_nowait(command)
+
+    def expel(self, connection: MemberConnection, reason: str) -> None:
+        """Tell it that it was expired, and end its stream: it takes part in nothing any more."""
+        if self.members.get(connection.incarnation) is connection:
+            del self.members[connection.incarnation]
+        self.send(connection, pb.MemberCommand(expelled=pb.Expelled(reason=reason)))
+        connection.outgoing.put_nowait(None)

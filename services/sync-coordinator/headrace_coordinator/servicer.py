@@ -32,6 +32,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         given = dict(details.invocation_metadata or ()).get("authorization")
         if details.method.startswith("/headrace.v1.") and not token_matches(given, self._token):
             handler = await continuation(details)
+            if handler is None:
+                return None  # there is no such method
 
             async def refuse(_: Any, context: grpc.aio.ServicerContext) -> Any:
                 await context.abort(
@@ -58,13 +60,15 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
         hello = first.hello
         connection = MemberConnection(hello.incarnation, max(hello.workers, 1), hello.version, hello.paused)
         log.info("member connected", extra={"member": hello.incarnation, "version": hello.version})
-        await self._driver.member_joined(connection)
-        reader = asyncio.create_task(self._read_member(connection, request_iterator))
+        reader: asyncio.Task[None] | None = None
         try:
+            await self._driver.member_joined(connection)
+            reader = asyncio.create_task(self._read_member(connection, request_iterator))
             while (command := await connection.outgoing.get()) is not None:
                 yield command
         finally:
-            reader.cancel()
+            if reader is not None:
+                reader.cancel()
             self._driver.member_left(connection)
 
     async def _read_member(self, c: MemberConnection, reports: AsyncIterator[pb.MemberReport]) -> None:
@@ -83,21 +87,20 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
         match report.WhichOneof("report"):
             case "paused" if report.paused.term == d.term and report.paused.round == d.round:
                 c.paused = True
-                d.event(s.Paused(name))
-            case "ready" if (attempt := d.attempt_of(report.ready.session)) is not None:
-                d.event(s.Ready(name, attempt))
-            case "loaded" if (attempt := d.attempt_of(report.loaded.session)) is not None:
-                d.event(s.Loaded(name, attempt, report.loaded.digest))
-            case "failed" if (attempt := d.attempt_of(report.failed.session)) is not None:
+                d.transfers.event(s.Paused(name))
+            case "ready" if (attempt := d.transfers.attempt_of(report.ready.session)) is not None:
+                d.transfers.event(s.Ready(name, attempt))
+            case "loaded" if (attempt := d.transfers.attempt_of(report.loaded.session)) is not None:
+                d.transfers.event(s.Loaded(name, attempt, report.loaded.digest))
+            case "failed" if (attempt := d.transfers.attempt_of(report.failed.session)) is not None:
                 log.warning("member failed", extra={"member": name, "error": report.failed.error[:500]})
-                d.event(s.Failed(name, attempt, report.failed.error))
+                d.transfers.event(s.Failed(name, attempt, report.failed.error))
             case "progress":
                 d.progress(c, report.progress.tokens)
             case "resumed":
                 d.canary(c, report.resumed)
             case "leaving":
                 await d.member_leaving(c)
-                c.outgoing.put_nowait(None)
 
     async def Trainer(
         self, request_iterator: AsyncIterator[pb.TrainerReport], context: grpc.aio.ServicerContext
@@ -132,13 +135,13 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
                 match report.WhichOneof("report"):
                     case "begin":
                         d.begin(c, report.begin)
-                    case "ready" if (attempt := d.attempt_of(report.ready.session)) is not None:
-                        d.event(s.Ready(s.TRAINER, attempt))
-                    case "sent" if (attempt := d.attempt_of(report.sent.session)) is not None:
-                        d.event(s.Sent(attempt, report.sent.digest))
-                    case "failed" if (attempt := d.attempt_of(report.failed.session)) is not None:
+                    case "ready" if (attempt := d.transfers.attempt_of(report.ready.session)) is not None:
+                        d.transfers.event(s.Ready(s.TRAINER, attempt))
+                    case "sent" if (attempt := d.transfers.attempt_of(report.sent.session)) is not None:
+                        d.transfers.event(s.Sent(attempt, report.sent.digest))
+                    case "failed" if (attempt := d.transfers.attempt_of(report.failed.session)) is not None:
                         log.warning("trainer failed to send", extra={"error": report.failed.error[:500]})
-                        d.event(s.Failed(s.TRAINER, attempt, report.failed.error))
+                        d.transfers.event(s.Failed(s.TRAINER, attempt, report.failed.error))
         except asyncio.CancelledError:
             raise
         except Exception:  # as for members

@@ -6,6 +6,7 @@ deadline, and each deadline removes a member, uses up an attempt, or ends the se
 | phase        | event                         | next                                                      |
 |--------------|-------------------------------|-----------------------------------------------------------|
 | PAUSING      | Paused(last one)              | FORMING, or TRANSFERRING when the group is still good     |
+| PAUSING      | Left                          | expire it, go on with the others                          |
 | PAUSING      | Deadline                      | expire who did not pause, go on with the others           |
 | FORMING      | Ready(all and the trainer)    | TRANSFERRING                                              |
 | FORMING      | Failed, Lost, Deadline        | new attempt (below)                                       |
@@ -87,6 +88,13 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Left:
+    """The member took its leave: unlike one whose stream ended it will not come back."""
+
+    who: str
+
+
+@dataclass(frozen=True)
 class TrainerLost:
     pass
 
@@ -102,7 +110,7 @@ class CommitAnswer:
     reason: str = ""
 
 
-Event = Paused | Ready | Loaded | Sent | Failed | Lost | TrainerLost | Deadline | CommitAnswer
+Event = Paused | Ready | Loaded | Sent | Failed | Lost | Left | TrainerLost | Deadline | CommitAnswer
 
 # ---- actions ----
 
@@ -154,6 +162,9 @@ class Session:
     attempt: int = 0
     waiting: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    """Who has spoiled this attempt, at fault or not."""
+    blameless: int = 0
+    """Failed attempts that had no culprit."""
     digests: dict[str, str] = field(default_factory=dict)
     trainer_digest: str | None = None
     why: str = ""
@@ -170,7 +181,7 @@ class Session:
             return []
         if isinstance(event, TrainerLost):
             return self._abandon("the trainer is gone")
-        if isinstance(event, Lost) and event.who not in self.roster:
+        if isinstance(event, Failed | Lost | Left) and event.who not in {TRAINER, *self.roster}:
             return []
         match self.phase:
             case Phase.PAUSING:
@@ -191,6 +202,8 @@ class Session:
             return self._pausing_done()
         if isinstance(event, Deadline):
             return self._expire(self.waiting, "did not pause in time") + self._pausing_done()
+        if isinstance(event, Left):
+            return self._expire({event.who}, "left") + self._pausing_done()
         return []  # a lost stream may come back before the deadline
 
     def _pausing_done(self) -> list[Action]:
@@ -201,7 +214,9 @@ class Session:
     def _on_forming(self, event: Event) -> list[Action]:
         if isinstance(event, Ready) and event.attempt == self.attempt:
             self.waiting.discard(event.who)
-            return [] if self.waiting else self._transfer()
+            if self.waiting:
+                return []
+            return self._settle() if self.failed else self._transfer()
         return self._on_trouble(event, "did not join the weight group")
 
     def _on_transferring(self, event: Event) -> list[Action]:
@@ -222,14 +237,14 @@ class Session:
             self.waiting.discard(event.who)
             self.why = f"{event.who}: {event.error}"
             return [] if self.waiting else self._settle()
-        if isinstance(event, Lost):
-            self.failed.add(event.who)  # so that this attempt cannot succeed
+        if isinstance(event, Lost | Left):
+            self.failed.add(event.who)
             self.waiting.discard(event.who)
             out = self._expire({event.who}, "went away during a sync")
             return out if self.waiting else out + self._settle()
         if isinstance(event, Deadline):
-            out = self._expire(self.waiting - {TRAINER}, silent)
             self.failed |= self.waiting
+            out = self._expire(self.waiting - {TRAINER}, silent)
             self.waiting = set()
             return out + self._settle()
         return []
@@ -257,7 +272,9 @@ class Session:
         if self.catch_up:
             return self._expire(set(self.roster), "catch-up failed") + self._abandon(self.why)
         out = []
-        if self.attempt >= self.max_attempts:
+        if self.failed <= {TRAINER, *self.roster}:  # nobody had to go for it
+            self.blameless += 1
+        if self.blameless >= self.max_attempts:
             if not self.roster:
                 return self._abandon(f"the trainer cannot send: {self.why}")
             out = self._expire(set(self.roster), f"no transfer in {self.attempt} attempts")
