@@ -97,9 +97,7 @@ def rloo_advantages(batch: AdvantageInput) -> AdvantageOutput:
 @ADVANTAGE_ESTIMATORS.register("rloo_vectorized")
 def rloo_or_zero_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """As rloo (arXiv 2402.14740), but a group of one gets 0: it has nobody to compare with."""
-    return per_trajectory(
-        batch, _alone_zero(leave_one_out(batch.scores(), batch.group_ids), batch.group_ids)
-    )
+    return per_trajectory(batch, _alone_zero(leave_one_out(batch.scores(), batch.group_ids), batch.group_ids))
 
 
 @ADVANTAGE_ESTIMATORS.register("pipelinerl")

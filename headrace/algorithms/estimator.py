@@ -80,7 +80,9 @@ class AdvantageInput:
             if x is None:
                 continue
             if x.shape != rewards.shape:
-                raise ValueError(f"{name} must be {tuple(rewards.shape)} as the rewards, got {tuple(x.shape)}")
+                raise ValueError(
+                    f"{name} must be {tuple(rewards.shape)} as the rewards, got {tuple(x.shape)}"
+                )
             self._set(name, zero_outside(x, on))
 
     def _set(self, name: str, value: torch.Tensor) -> None:

@@ -64,7 +64,9 @@ def tppo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     bootstrap = None
     if batch.truncated is not None:
         bootstrap = zero_outside(last_value(values, batch.response_mask), batch.truncated > 0)
-    raw = lambda_sum(batch.token_level_rewards, values, batch.response_mask, batch.gamma, batch.lam, bootstrap)
+    raw = lambda_sum(
+        batch.token_level_rewards, values, batch.response_mask, batch.gamma, batch.lam, bootstrap
+    )
     trained = batch.on if batch.train_window is None else batch.on & (batch.train_window > 0)
     advantages = whiten(raw, trained) if batch.whiten else zero_outside(raw, trained)
     return AdvantageOutput(advantages, zero_outside(raw + values, batch.on))

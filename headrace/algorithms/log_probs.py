@@ -1,8 +1,16 @@
-"""Log-probabilities of given tokens, and entropy, from logits."""
+"""Log-probabilities of given tokens, and entropy, from logits; log-ratios of two policies."""
 
 from __future__ import annotations
 
 import torch
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to +-20 before they are exponentiated."""
+
+
+def safe_log_ratio(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Within +-20, so that its exponential stays finite."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def token_log_probs(

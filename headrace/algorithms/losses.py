@@ -1,4 +1,4 @@
-"""Policy losses per token, and their aggregation."""
+"""PPO's loss as one sum over a micro-batch, for the trainer's step. The other losses: `policy_loss`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to +-20 before they are exponentiated."""
+from headrace.algorithms.clipped_losses import clipped_surrogate
+from headrace.algorithms.importance_weights import effective_sample_size
+from headrace.algorithms.log_probs import LOG_RATIO_LIMIT, safe_log_ratio
+from headrace.algorithms.masked import zero_outside
+
+__all__ = ["LOG_RATIO_LIMIT", "PolicyLoss", "ess_ratio", "ppo_clip", "token_mean_scale"]
 
 
 @dataclass(frozen=True)
@@ -34,21 +38,15 @@ def ppo_clip(
     All tensors have one shape; `mask` is 1 where a token counts. Per token, with ratio rho:
     max(-A*rho, -A*clip(rho, 1-low, 1+high)), and for A < 0 no more than -c*A.
     """
-    log_ratio = torch.clamp(log_probs - old_log_probs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = torch.exp(log_ratio)
-    plain = -advantages * ratio
-    clipped = -advantages * torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
-    upper = torch.maximum(plain, clipped)
-    bounded = torch.minimum(upper, -advantages * clip_c)
-    negative = advantages < 0
-    per_token = torch.where(negative, bounded, upper)
     on = mask > 0
-    with torch.no_grad():
-        was_clipped = ((clipped > plain) & on).sum()
-        was_lower = ((upper > bounded) & negative & on).sum()
-        kl = torch.where(on, -log_ratio, 0.0).sum()
-    # `where`, not a product: what lies outside the mask may be infinite, and inf * 0 is nan.
-    return PolicyLoss(torch.where(on, per_token, 0.0).sum(), was_clipped, was_lower, kl)
+    # Zeroed before the subtraction: an infinite log-prob outside the mask would leave a nan gradient.
+    log_ratio = safe_log_ratio(zero_outside(log_probs, on) - zero_outside(old_log_probs, on))
+    loss, clipped, lower = clipped_surrogate(
+        log_ratio.exp(), zero_outside(advantages, on), clip_low, clip_high, clip_c
+    )
+    return PolicyLoss(
+        zero_outside(loss, on).sum(), (clipped & on).sum(), (lower & on).sum(), -log_ratio.detach().sum()
+    )
 
 
 def token_mean_scale(global_tokens: float, data_parallel_size: int) -> float:
@@ -61,8 +59,4 @@ def token_mean_scale(global_tokens: float, data_parallel_size: int) -> float:
 
 def ess_ratio(log_weights: torch.Tensor) -> torch.Tensor:
     """Effective sample size over sample count of untruncated weights: (sum w)^2 / (N * sum w^2)."""
-    if log_weights.numel() == 0:
-        return torch.ones(())
-    shifted = log_weights - log_weights.max()
-    w = shifted.exp()
-    return w.sum() ** 2 / (w.numel() * (w * w).sum())
+    return effective_sample_size(log_weights, torch.ones_like(log_weights))

@@ -9,7 +9,7 @@ COUNT_EPS = 1e-8
 
 
 def zero_outside(x: torch.Tensor, on: torch.Tensor) -> torch.Tensor:
-    """x where `on` is true, else 0. A selection, not a product: inf * 0 would be nan, also in the gradient."""
+    """x where `on` is true, else 0. Not a product: inf * 0 would be nan, also in the gradient."""
     return torch.where(on, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 

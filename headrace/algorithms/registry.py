@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """`seam` names what is registered, for messages; `builtin` are modules imported before the first lookup."""
+    """`seam`: what is registered, for messages. `builtin`: modules imported before the first lookup."""
 
     def __init__(self, seam: str, builtin: Iterable[str] = ()) -> None:
         self.seam = seam
@@ -73,7 +73,9 @@ def load_module(path: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
                 raise
-            raise ValueError(f"no module {path!r} on the Python path; give a .py file or install it") from error
+            raise ValueError(
+                f"no module {path!r} on the Python path; give a .py file or install it"
+            ) from error
     file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"no file {file}; give a dotted module or an existing .py file")

@@ -54,7 +54,9 @@ def normalise_rewards(
     relative = rewards
     if mean_level is not None:
         ids = group_ids if mean_level == "group" else batch_ids
-        relative = leave_one_out(rewards, ids) if leave_one_out_mean else centred(rewards, group_stats(rewards, ids))
+        relative = (
+            leave_one_out(rewards, ids) if leave_one_out_mean else centred(rewards, group_stats(rewards, ids))
+        )
     if std_level is None:
         return relative
     stats = group_stats(rewards, group_ids) if std_level == "group" else group_stats(relative, batch_ids)

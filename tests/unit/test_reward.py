@@ -205,7 +205,7 @@ async def raising_later(*_: Any) -> float:
 
 @pytest.mark.parametrize("function", [raising, raising_later])
 async def test_a_function_that_raises(function: RewardFunction) -> None:
-    with pytest.raises(RewardError, match="the reward raised KeyError.'missing field'.") as caught:
+    with pytest.raises(RewardError, match=r"the reward raised KeyError.'missing field'.") as caught:
         await Scorer(function, LONG_S).score(*ARGS)
     assert isinstance(caught.value.__cause__, KeyError)
 

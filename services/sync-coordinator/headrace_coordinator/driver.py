@@ -23,6 +23,10 @@ from headrace_coordinator.transfers import Timings, Transfers
 log = logging.getLogger("headrace.coordinator")
 
 
+class Superseded(RuntimeError):
+    """A newer coordinator has taken over; this one must end."""
+
+
 class Driver:
     def __init__(self, config: RunConfig, ledger: AsyncLedger) -> None:
         self.config = config
@@ -193,6 +197,8 @@ class Driver:
         stats = await self.ledger.run(ops.stats())
         if self.pending is not begin:  # the trainer went away, so there is nobody to wait for
             return
+        if stats.term != self.term:
+            raise Superseded(f"term {self.term} is over, {stats.term} has begun: another coordinator runs")
         if held != "ok":
             self._reject(f"the ledger refused to hold round {self.round}: {held}")
             return
