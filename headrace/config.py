@@ -15,9 +15,11 @@ from headrace.staleness import Mode, StalenessRule, derive_mode
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values are not coerced across kinds."""
+    """Base of every section: unknown keys are errors, and so are infinite numbers."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class ModelConfig(Section):
@@ -344,10 +346,10 @@ def _cross_field_problems(c: RunConfig) -> list[str]:
             f"actor.ppo_max_token_len_per_gpu = {c.actor.ppo_max_token_len_per_gpu} does not hold one "
             f"trajectory of {length} tokens: raise it to at least {length}"
         )
-    if c.actor.ppo_mini_batch_size * c.rollout.n < c.world_size:
+    if c.actor.ppo_mini_batch_size < c.world_size:
         out.append(
-            f"a mini-batch of {c.actor.ppo_mini_batch_size} samples x {c.rollout.n} trajectories does not "
-            f"give each of {c.world_size} ranks one: raise actor.ppo_mini_batch_size"
+            f"actor.ppo_mini_batch_size = {c.actor.ppo_mini_batch_size} samples do not give each of "
+            f"{c.world_size} ranks one: raise it to at least {c.world_size}"
         )
     if c.rollout.total_rollout_steps < c.samples_per_update:
         out.append(

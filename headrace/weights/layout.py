@@ -72,6 +72,6 @@ def unpack(packed: torch.Tensor, unit: Unit) -> Iterator[tuple[str, torch.Tensor
         raw = packed[at : at + meta.nbytes]
         at += meta.nbytes
         dtype = getattr(torch, meta.dtype)
-        if raw.data_ptr() % dtype.itemsize:
+        if raw.data_ptr() % dtype.itemsize or raw.storage_offset() % dtype.itemsize:
             raw = raw.clone()
         yield meta.name, raw.view(dtype).view(meta.shape)

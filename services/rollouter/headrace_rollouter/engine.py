@@ -48,6 +48,9 @@ class Engine:
         # One address, no guess about cores: replicas share a machine when they run locally.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        # oneDNN keeps a compiled kernel for every shape it has met, 1024 of them by default: with batches
+        # of all sizes that is hundreds of megabytes, and looks like a leak.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
         os.environ["OMP_NUM_THREADS"] = str(e.omp_threads)
         if e.tensor_parallel_size == 1:
             # On CPU: the engine core runs the model itself instead of one more process beside it.

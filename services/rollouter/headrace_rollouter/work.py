@@ -169,7 +169,7 @@ class Worker:
         generated = time.monotonic()
         try:
             await self._score(prompt, group)
-        except RewardError as error:
+        except Exception as error:  # user code: RewardError, and whatever else it manages to raise
             await self._fail(item, "reward_error", _trace(error))
             return
         await self.trusted.wait()
