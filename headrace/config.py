@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from headrace.algorithm_names import algorithm_problems
 from headrace.staleness import Mode, StalenessRule, derive_mode
 
 
@@ -113,26 +114,48 @@ class ActorConfig(Section):
     """Samples (not trajectories) per optimizer step, over all ranks."""
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
     """Padded tokens per micro-batch and rank; a batch is cut to fit."""
-    policy_loss: Literal["ppo"] = "ppo"
-    """Loss per token."""
+    policy_loss: str = "ppo"
+    """Loss per token; docs/algorithms.md lists the names."""
+    policy_loss_settings: dict[str, float] = {}
+    """Numbers that a loss has beside the clip ratios, e.g. `{tau_neg: 1.05}` for sapo."""
     clip_ratio_low: float = Field(0.2, gt=0)
     """The ratio counts down to 1 - this."""
     clip_ratio_high: float = Field(0.28, gt=0)
     """The ratio counts up to 1 + this."""
     clip_ratio_c: float = Field(3.0, gt=1)
     """Lower bound of the dual clip for negative advantages."""
-    loss_agg_mode: Literal["token-mean"] = "token-mean"
-    """How token losses become one: the mean over all tokens of the mini-batch, on all ranks."""
+    loss_agg_mode: str | None = None
+    """How token losses become one, over the mini-batch on all ranks; unset: as the loss is defined."""
+    entropy_coeff: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
     optim: OptimConfig = OptimConfig()
+
+
+class FilterGroupsConfig(Section):
+    """DAPO's dynamic sampling: groups whose rewards are all equal are dropped and replaced."""
+
+    enable: bool = False
+    """Drop them before training; the ledger counts them as `dropped(zero_spread)`."""
+    max_num_gen_batches: int = Field(10, gt=0)
+    """Batches' worth of samples that one update may use up before the run stops with an error."""
 
 
 class AlgorithmConfig(Section):
     """From rewards to advantages."""
 
-    adv_estimator: Literal["grpo"] = "grpo"
-    """How rewards become advantages."""
+    adv_estimator: str = "grpo"
+    """How rewards become advantages; docs/algorithms.md lists the names."""
     norm_adv_by_std: bool = True
     """Divide by the group's standard deviation; false gives Dr.GRPO's advantage."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per token, for estimators that look at tokens."""
+    overlong_buffer_len: int = Field(0, ge=0)
+    """DAPO's overlong penalty: length of the last stretch in which a response is punished; 0 for none."""
+    overlong_penalty_factor: float = Field(1.0, ge=0)
+    """The penalty of a response of full length."""
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+    modules: list[str] = []
+    """Modules or Python files that register estimators, losses or aggregations of your own."""
 
 
 class AsyncTrainingConfig(Section):
@@ -329,9 +352,20 @@ class RunConfig(Section):
 def _cross_field_problems(c: RunConfig) -> list[str]:
     """What does not fit together, each with the change that mends it."""
     out: list[str] = []
-    if c.algorithm.adv_estimator == "grpo" and c.rollout.n < 2:
+    out += algorithm_problems(
+        c.algorithm.adv_estimator,
+        c.actor.policy_loss,
+        c.actor.loss_agg_mode,
+        c.actor.policy_loss_settings,
+        c.rollout.n,
+        bool(c.algorithm.modules),
+    )
+    if c.algorithm.filter_groups.enable and c.rollout.n < 2:
+        out.append("algorithm.filter_groups needs groups, but rollout.n is 1: set rollout.n to 2 or more")
+    if c.algorithm.overlong_buffer_len > c.data.max_response_length:
         out.append(
-            "rollout.n is 1, but grpo compares the trajectories of a group: set rollout.n to 2 or more"
+            f"algorithm.overlong_buffer_len = {c.algorithm.overlong_buffer_len} is longer than "
+            f"data.max_response_length = {c.data.max_response_length}: shorten it"
         )
     length = c.data.max_prompt_length + c.data.max_response_length
     if c.model.max_model_len is not None and length > c.model.max_model_len:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
-from headrace.net import free_port
 from headrace.redis_connect import connect
 from headrace.valkey_server import start_valkey
 from headrace.wire import (
@@ -23,8 +23,9 @@ from headrace.wire import (
     encode_prompt,
     encode_sample,
 )
-from headrace_trainer.batch import Batches, ClaimFailed, Stopped
+from headrace_trainer.batch import Batches, ClaimFailed, RefillExhausted, Stopped
 from headrace_trainer.ranks import Ranks
+from tests.single_rank import single_rank
 
 OWNER = "rollouter-0-test"
 CONFIG = RunConfig.model_validate(
@@ -41,15 +42,9 @@ CONFIG = RunConfig.model_validate(
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    for key, value in {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }.items():  # fmt: skip
-        monkeypatch.setenv(key, value)
-    found = Ranks("cpu", 60.0)
-    yield found
-    found.close()
+def ranks() -> Iterator[Ranks]:
+    with single_rank() as found:
+        yield found
 
 
 @pytest.fixture
@@ -113,6 +108,42 @@ def test_malformed_payloads_are_buried_and_replaced(ledger: SyncLedger, ranks: R
     assert {d.reason for d in dead.values()} == {"malformed"}
     assert "1 trajectories" in dead["0000000003"].detail
     assert ledger.run(ops.stats()).counts["trained"] == 3
+
+
+def filtering(limit: int) -> RunConfig:
+    plain = CONFIG.model_dump()
+    plain["algorithm"]["filter_groups"] = {"enable": True, "max_num_gen_batches": limit}
+    return RunConfig.model_validate(plain)
+
+
+def with_spread(i: int) -> bytes:
+    found = sample(i, 1)
+    first, second = found.trajectories
+    found.trajectories = [first, dataclasses.replace(second, reward=0.5)]
+    return encode_sample(found)
+
+
+def test_groups_without_spread_are_dropped_and_replaced(ledger: SyncLedger, ranks: Ranks) -> None:
+    finish_all(ledger, {i: with_spread(i) for i in (1, 4, 5)})
+    batches = Batches(filtering(10), ledger, ranks, 1, stopping=lambda: False)
+    first = batches.next(0)
+    assert first is not None
+    assert [i.sample_id for i in first.items] == ["0000000001", "0000000004"]
+    ledger.run(ops.train(1, 1, [i.sample_id for i in first.items]))
+    second = batches.next(0)
+    assert second is not None
+    assert [i.sample_id for i in second.items] == ["0000000005"]
+    ledger.run(ops.train(1, 2, ["0000000005"]))
+    assert batches.next(0) is None
+    stats = ledger.run(ops.stats())
+    assert (stats.counts["trained"], stats.counts["dropped"]) == (3, 3)
+    assert stats.dropped_reasons == {"zero_spread": 3}
+
+
+def test_refilling_for_ever_is_an_error_with_a_name(ledger: SyncLedger, ranks: Ranks) -> None:
+    finish_all(ledger, {})
+    with pytest.raises(RefillExhausted, match="max_num_gen_batches = 1"):
+        Batches(filtering(1), ledger, ranks, 1, stopping=lambda: False).next(0)
 
 
 def test_waiting_for_samples_ends(ledger: SyncLedger, ranks: Ranks) -> None:

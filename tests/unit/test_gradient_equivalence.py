@@ -154,8 +154,9 @@ def _rank(rank: int, pipe: Connection, port: int, world: int, work: list[tuple[s
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    from headrace_trainer.advantages import with_advantages
     from headrace_trainer.ranks import Ranks
-    from headrace_trainer.update import Updater, UpdateSums, with_advantages
+    from headrace_trainer.update import Updater, UpdateSums
 
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world),
@@ -170,7 +171,7 @@ def _rank(rank: int, pipe: Connection, port: int, world: int, work: list[tuple[s
                 fully_shard(layer, mesh=mesh)
             fully_shard(models[kind], mesh=mesh)
         model = models[kind]
-        rows = with_advantages(config(case), samples(kind, case.only_masked))
+        (rows,) = with_advantages(config(case), [samples(kind, case.only_masked)])
         if case.poison is not None:
             prompt, trajectory, _ = rows[case.poison]
             rows[case.poison] = (prompt, trajectory, math.nan)

@@ -30,6 +30,10 @@ class ClaimFailed(RuntimeError):
     """Another trainer has taken over, or no samples came in time."""
 
 
+class RefillExhausted(ClaimFailed):
+    """Dynamic sampling dropped more groups than `max_num_gen_batches` allows."""
+
+
 @dataclass
 class Batch:
     """One rank's part of R*M claimed samples."""
@@ -65,8 +69,9 @@ class Batches:
         want = self._config.samples_per_update
         claimed: list[Claimed] = []
         decoded: dict[str, Sample] = {}
+        filtered = 0
         while True:
-            status, more = self._claim(window, want - len(claimed))
+            more = self._claim(window, want - len(claimed))
             claimed += more
             if not claimed:
                 return None
@@ -75,24 +80,50 @@ class Batches:
             cut = mini_batches(items, self._config.actor.ppo_mini_batch_size)
             shares = [assign(mini, self._ranks.world_size)[self._ranks.rank] for mini in cut]
             wait_s = time.monotonic() - began
-            bad = self._read([i.sample_id for share in shares for i in share], decoded)
-            if not bad:
+            mine = [i.sample_id for share in shares for i in share]
+            bad = self._read(mine, decoded)
+            flat = [] if bad else self._drop_flat_groups([decoded[i] for i in mine])
+            filtered += len(flat)
+            if not bad and not flat:
                 mini = [[decoded[i.sample_id] for i in share] for share in shares]
                 return Batch(items, mini, [len(c) for c in cut], wait_s)
             self._bury(bad)
-            claimed = [c for c in claimed if c.sample_id not in bad]
-            if status != ClaimStatus.BATCH and not claimed:
-                continue
+            claimed = [c for c in claimed if c.sample_id not in bad and c.sample_id not in flat]
+            self._check_refills(filtered, want)
 
-    def _claim(self, window: int, count: int) -> tuple[str, list[Claimed]]:
-        """Rank 0 claims, everybody hears of it. Statuses other than a batch end in an exception or []."""
+    def _drop_flat_groups(self, mine: Sequence[Sample]) -> list[str]:
+        """Dynamic sampling: ids, of all ranks, of groups without spread; they are dropped in the ledger.
+
+        A refill needs nothing more: what leaves gives its place at the gate back.
+        """
+        if not self._config.algorithm.filter_groups.enable:
+            return []
+        own = [s.prompt.sample_id for s in mine if len({t.reward for t in s.trajectories}) == 1]
+        flat = [i for part in self._ranks.gather_all(own) for i in part]
+        if flat and self._ranks.is_first:
+            verdict = self._ledger.run(ops.drop(self._lineage, flat, "zero_spread"))
+            if verdict != "ok":
+                raise ClaimFailed(f"the ledger refused to drop {len(flat)} groups: {verdict}")
+        return flat
+
+    def _check_refills(self, filtered: int, want: int) -> None:
+        limit = self._config.algorithm.filter_groups.max_num_gen_batches
+        if filtered > limit * want:
+            raise RefillExhausted(
+                f"{filtered} groups without spread were dropped for one update of {want} samples "
+                f"(algorithm.filter_groups.max_num_gen_batches = {limit}): the task is too easy or too hard "
+                "for this model, or the reward is constant"
+            )
+
+    def _claim(self, window: int, count: int) -> list[Claimed]:
+        """Rank 0 claims, everybody hears of it. [] at the end of data."""
         told = self._ranks.share(self._claim_on_first(window, count) if self._ranks.is_first else None)
         status = str(told["status"])
         if status == "stopped":
             raise Stopped
         if status == "failed":
             raise ClaimFailed(told["why"])
-        return status, [Claimed(*row) for row in told["items"]]
+        return [Claimed(*row) for row in told["items"]]
 
     def _claim_on_first(self, window: int, count: int) -> dict[str, object]:
         deadline = time.monotonic() + self._config.trainer.claim_timeout_s
@@ -161,12 +192,15 @@ class Rows:
     behaviour_log_probs: torch.Tensor
     mask: torch.Tensor
     advantages: torch.Tensor
-    """(B,): one per trajectory."""
+    """(B, T): one per response token, where the mask is."""
     temperature: torch.Tensor
 
 
 def pad_rows(rows: Sequence[tuple[Prompt, Trajectory, float]], pad_id: int, device: torch.device) -> Rows:
-    """Prompt + response, padded on the right; (prompt, trajectory, advantage) per row."""
+    """Prompt + response, padded on the right.
+
+    rows: (prompt, trajectory, advantages), the last one per response token.
+    """
     longest = max(len(p.token_ids) + len(t.token_ids) for p, t, _ in rows)
     shape = (len(rows), longest)
     ids = torch.full(shape, pad_id, dtype=torch.int64)
@@ -174,7 +208,8 @@ def pad_rows(rows: Sequence[tuple[Prompt, Trajectory, float]], pad_id: int, devi
     targets = torch.zeros(shape, dtype=torch.int64)
     behaviour = torch.zeros(shape, dtype=torch.float32)
     mask = torch.zeros(shape, dtype=torch.float32)
-    for row, (prompt, t, _) in enumerate(rows):
+    advantages = torch.zeros(shape, dtype=torch.float32)
+    for row, (prompt, t, advantage) in enumerate(rows):
         start, count = len(prompt.token_ids), len(t.token_ids)
         end = start + count
         ids[row, :start] = torch.from_numpy(prompt.token_ids.astype("int64"))
@@ -185,12 +220,13 @@ def pad_rows(rows: Sequence[tuple[Prompt, Trajectory, float]], pad_id: int, devi
         targets[row, span] = ids[row, start:end]
         behaviour[row, span] = torch.from_numpy(t.log_probs.astype("float32"))
         mask[row, span] = torch.from_numpy(t.loss_mask.astype("float32"))
+        advantages[row, span] = torch.as_tensor(advantage, dtype=torch.float32)
     return Rows(
         ids.to(device),
         attention.to(device),
         targets.to(device),
         behaviour.to(device),
         mask.to(device),
-        torch.tensor([a for _, _, a in rows], dtype=torch.float32, device=device),
+        advantages.to(device),
         torch.tensor([t.temperature for _, t, _ in rows], dtype=torch.float32, device=device),
     )

@@ -57,6 +57,16 @@ class Ranks:
         dist.all_gather(rows, mine, group=self.control)
         return [json.loads(bytes(row[: int(n)].tolist())) for row, n in zip(rows, sizes, strict=True)]
 
+    def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's (B_r, T_r) tensor, in order of rank, padded with zeros to the widest T."""
+        height, width = self.largest(rows.shape[0]), self.largest(rows.shape[1])
+        mine = torch.zeros((height, width), dtype=rows.dtype)
+        mine[: rows.shape[0], : rows.shape[1]] = rows
+        heights = [int(n) for n in self.gather_all(rows.shape[0])]
+        everybody = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(everybody, mine, group=self.control)
+        return [part[:count] for part, count in zip(everybody, heights, strict=True)]
+
     def sums(self, values: Sequence[float]) -> list[float]:
         """Element-wise sums over the ranks, in float64."""
         tensor = torch.tensor(list(values), dtype=torch.float64)

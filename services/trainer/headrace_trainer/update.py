@@ -6,22 +6,31 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from headrace.algorithms.advantages import grpo
+from headrace.algorithm_names import LOSS_SETTINGS
+from headrace.algorithms.aggregation import Denominators, aggregate
+from headrace.algorithms.entropy import token_entropy
 from headrace.algorithms.log_probs import token_log_probs
-from headrace.algorithms.losses import LOG_RATIO_LIMIT, ppo_clip, token_mean_scale
+from headrace.algorithms.losses import LOG_RATIO_LIMIT
+from headrace.algorithms.policy_loss import (
+    PolicyLossInput,
+    PolicyLossSettings,
+    TokenLosses,
+    policy_loss,
+    recommended_aggregation,
+)
+from headrace.algorithms.registry import load_module
 from headrace.config import ActorConfig, RunConfig
-from headrace.wire import Prompt, Sample, Trajectory
+from headrace_trainer.advantages import Row
 from headrace_trainer.batch import Rows, pad_rows
 from headrace_trainer.plan import micro_batches
 from headrace_trainer.ranks import Ranks
 
 log = logging.getLogger("headrace.trainer.update")
-
-Row = tuple[Prompt, Trajectory, float]
 
 
 def build_optimizer(
@@ -37,14 +46,17 @@ def build_optimizer(
     return optimizer, warm_up
 
 
-def with_advantages(config: RunConfig, samples: Sequence[Sample]) -> list[Row]:
-    """Every trajectory of `samples` with its advantage. A group lies whole on one rank."""
-    rows: list[Row] = []
-    for sample in samples:
-        rewards = torch.tensor([t.reward for t in sample.trajectories], dtype=torch.float64)
-        advantages = grpo(rewards, config.algorithm.norm_adv_by_std)
-        rows += [(sample.prompt, t, float(a)) for t, a in zip(sample.trajectories, advantages, strict=True)]
-    return rows
+def loss_settings(actor: ActorConfig) -> PolicyLossSettings:
+    """The numbers of the configured loss; what no loss of ours knows goes to `extra`, for a user's own."""
+    numbers: dict[str, Any] = {k: v for k, v in actor.policy_loss_settings.items() if k in LOSS_SETTINGS}
+    extra = {k: v for k, v in actor.policy_loss_settings.items() if k not in LOSS_SETTINGS}
+    return PolicyLossSettings(
+        clip_ratio_low=actor.clip_ratio_low,
+        clip_ratio_high=actor.clip_ratio_high,
+        clip_ratio_c=actor.clip_ratio_c,
+        extra=extra,
+        **numbers,
+    )
 
 
 @dataclass
@@ -93,6 +105,11 @@ class Updater:
         self.schedule = schedule
         self._ranks = ranks
         self._pad_id = pad_id
+        for module in config.algorithm.modules:
+            load_module(module)
+        actor = config.actor
+        self._aggregation = actor.loss_agg_mode or recommended_aggregation(actor.policy_loss)
+        self._settings = loss_settings(actor)
 
     def step(self, rows: Sequence[Row], sums: UpdateSums) -> bool:
         """One optimizer step over this rank's `rows` of a mini-batch; all ranks together.
@@ -101,15 +118,16 @@ class Updater:
         """
         lengths = [len(p.token_ids) + len(t.token_ids) for p, t, _ in rows]
         cuts = micro_batches(lengths, self._config.actor.ppo_max_token_len_per_gpu)
-        mine = float(sum(int(t.loss_mask.sum()) for _, t, _ in rows))
-        (tokens,) = self._ranks.sums([mine])
+        counts = [int(t.loss_mask.sum()) for _, t, _ in rows]
+        tokens, sequences = self._ranks.sums([float(sum(counts)), float(sum(n > 0 for n in counts))])
         # Equal numbers of micro-batches on all ranks, or the collectives inside them would hang.
         count = self._ranks.largest(len(cuts))
-        scale = token_mean_scale(tokens, self._ranks.world_size)
+        horizon = float(self._config.data.max_response_length)
+        whole = Denominators(tokens, sequences, horizon, self._ranks.world_size)
         self.optimizer.zero_grad(set_to_none=True)
         for index in range(count):
             if index < len(cuts):
-                self._micro_batch([rows[i] for i in cuts[index]], scale, sums)
+                self._micro_batch([rows[i] for i in cuts[index]], whole, sums)
             else:
                 self._empty_micro_batch()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.actor.optim.grad_clip)
@@ -124,30 +142,50 @@ class Updater:
         self.schedule.step()
         return True
 
-    def _micro_batch(self, rows: Sequence[Row], scale: float, sums: UpdateSums) -> None:
+    def _micro_batch(self, rows: Sequence[Row], whole: Denominators, sums: UpdateSums) -> None:
         batch = pad_rows(rows, self._pad_id, self._ranks.device)
-        log_probs, entropy = self._forward(batch)
+        logits = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+        log_probs, entropy = token_log_probs(logits, batch.targets, batch.temperature)
         actor = self._config.actor
-        result = ppo_clip(
-            log_probs,
-            batch.behaviour_log_probs,
-            batch.advantages[:, None].expand_as(log_probs),
-            batch.mask,
-            actor.clip_ratio_low,
-            actor.clip_ratio_high,
-            actor.clip_ratio_c,
+        losses = policy_loss(
+            actor.policy_loss,
+            PolicyLossInput(
+                log_probs,
+                batch.behaviour_log_probs,
+                batch.advantages,
+                batch.mask,
+                behaviour_log_probs=batch.behaviour_log_probs,
+                settings=self._settings,
+            ),
         )
-        (result.loss * scale).backward()
+        # Divided by the original counts: what a loss rejects must not make the rest weigh more.
+        loss = aggregate(self._aggregation, losses.per_token, losses.mask, whole)
+        if actor.entropy_coeff:
+            scaled = logits.float() / batch.temperature[:, None, None]
+            bonus = aggregate(self._aggregation, token_entropy(scaled, batch.mask), batch.mask, whole)
+            loss = loss - actor.entropy_coeff * bonus
+        loss.backward()
+        self._count(batch, log_probs.detach(), entropy, losses, sums)
+
+    def _count(
+        self,
+        batch: Rows,
+        log_probs: torch.Tensor,
+        entropy: torch.Tensor,
+        losses: TokenLosses,
+        sums: UpdateSums,
+    ) -> None:
         on = batch.mask > 0
+        none = torch.zeros(())
         sums.tokens += float(on.sum())
-        sums.loss += float(result.loss.detach())
-        sums.clipped += float(result.clipped)
-        sums.clipped_lower += float(result.clipped_lower)
-        sums.kl += float(result.kl)
+        sums.loss += float(losses.per_token.detach().sum())
+        sums.clipped += float(losses.metrics.get("clip_fraction", none).sum())
+        sums.clipped_lower += float(losses.metrics.get("clip_fraction_lower", none).sum())
         sums.entropy += float(entropy[on].sum())
-        log_ratio = (log_probs.detach() - batch.behaviour_log_probs)[on].double()
+        log_ratio = (log_probs - batch.behaviour_log_probs)[on].double()
         log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         weights = log_ratio.exp()
+        sums.kl += float(-log_ratio.sum())
         sums.k3 += float((weights - 1 - log_ratio).sum())
         sums.weight += float(weights.sum())
         sums.weight_squared += float((weights * weights).sum())
@@ -157,10 +195,6 @@ class Updater:
         ids = torch.full((1, 2), self._pad_id, dtype=torch.int64, device=self._ranks.device)
         logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         (logits.float().sum() * 0.0).backward()
-
-    def _forward(self, batch: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-        return token_log_probs(logits, batch.targets, batch.temperature)
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         """log p(ids[i+1] | ids[:i+1]) at temperature 1, for every i; all ranks together, same `token_ids`."""

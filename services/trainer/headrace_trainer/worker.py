@@ -30,13 +30,14 @@ from headrace.v1 import sync_pb2 as pb
 from headrace.weights.checkpoint_format import check_names
 from headrace.weights.layout import units_to_pb
 from headrace.weights.snapshot import Snapshot
+from headrace_trainer.advantages import with_advantages
 from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped
 from headrace_trainer.checkpoint import Checkpoints, Progress, newest
 from headrace_trainer.policy import export_model, load_policy
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import Report
 from headrace_trainer.sync_client import SyncClient, SyncFailed
-from headrace_trainer.update import Updater, UpdateSums, build_optimizer, with_advantages
+from headrace_trainer.update import Updater, UpdateSums, build_optimizer
 from headrace_trainer.weight_server import WeightServer
 
 log = logging.getLogger("headrace.trainer")
@@ -155,7 +156,7 @@ class Trainer:
         self.report.begin_update(batch, self.window)
         self._check_gap(batch)
         with self.report.phase("adv"):
-            rows = [with_advantages(self.config, mini) for mini in batch.mini]
+            rows = with_advantages(self.config, batch.mini, self.ranks)
         sums = UpdateSums()
         with self.report.phase("update_actor"):
             for mini in rows:

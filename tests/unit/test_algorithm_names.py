@@ -1,0 +1,70 @@
+"""The names that a configuration may use are the registries' own; nonsense is refused with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from headrace import algorithm_names as names
+from headrace.algorithms.aggregation import AGGREGATIONS
+from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
+from headrace.algorithms.policy_loss import POLICY_LOSSES, PolicyLossSettings
+from headrace.config import RunConfig
+
+NOT_NUMBERS = {"clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "sequence_ratio", "behaviour_filter",
+               "rollout_correction", "extra"}  # fmt: skip
+
+
+def test_every_registered_name_is_known_or_refused_with_a_reason() -> None:
+    missing = set(names._MISSING)
+    assert set(ADVANTAGE_ESTIMATORS.names()) | set(POLICY_LOSSES.names()) == (
+        set(names.ESTIMATORS) | names.LOSSES | missing
+    )
+    assert set(names.ESTIMATORS) <= set(ADVANTAGE_ESTIMATORS.names()) - missing
+    assert set(POLICY_LOSSES.names()) - missing >= names.LOSSES
+    assert set(AGGREGATIONS.names()) == names.AGGREGATIONS
+    assert {f.name for f in fields(PolicyLossSettings)} - NOT_NUMBERS == names.LOSS_SETTINGS
+
+
+def config(**sections: dict[str, Any]) -> RunConfig:
+    plain: dict[str, Any] = {
+        "model": {"path": "m"},
+        "data": {"train_files": ["a"], "max_prompt_length": 8, "max_response_length": 8},
+        "rollout": {"total_rollout_steps": 8, "test_freq": 0},
+        "actor": {"ppo_mini_batch_size": 2},
+        "custom_reward_function": {"path": "r"},
+    }
+    for name, values in sections.items():
+        plain[name] = {**plain.get(name, {}), **values}
+    return RunConfig.model_validate(plain)
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"algorithm": {"adv_estimator": "gae"}}, "needs a critic"),
+        ({"algorithm": {"adv_estimator": "remax"}}, "greedy response"),
+        ({"algorithm": {"adv_estimator": "grop"}}, "did you mean grpo"),
+        ({"algorithm": {"adv_estimator": "grpo_passk"}, "rollout": {"n": 1}}, "set rollout.n to 2"),
+        ({"actor": {"policy_loss": "decoupled_ppo"}}, "proximal policy"),
+        ({"actor": {"policy_loss": "gspoo"}}, "did you mean gspo"),
+        ({"actor": {"loss_agg_mode": "token_mean"}}, "did you mean token-mean"),
+        ({"actor": {"policy_loss_settings": {"tau_neq": 1.0}}}, "did you mean tau_neg"),
+        ({"algorithm": {"overlong_buffer_len": 9}}, "longer than"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(sections: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        config(**sections)
+
+
+def test_a_group_of_one_suits_estimators_that_compare_nobody() -> None:
+    assert config(algorithm={"adv_estimator": "reinforce_plus_plus"}, rollout={"n": 1}).rollout.n == 1
+
+
+def test_modules_allow_names_of_their_own() -> None:
+    assert config(algorithm={"adv_estimator": "mine", "modules": ["m"]}).algorithm.adv_estimator == "mine"
+    with pytest.raises(ValueError, match="needs a critic"):
+        config(algorithm={"adv_estimator": "gae", "modules": ["m"]})
