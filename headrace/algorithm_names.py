@@ -27,7 +27,7 @@ ESTIMATORS = {
 LOSSES = frozenset(
     {
         "ppo", "vanilla", "m2po", "sapo", "prime_rl", "kl_cov", "gpg", "cispo", "aipo", "dro",
-        "dppo_tv", "dppo_kl", "gspo", "gmpo", "geo_mean",
+        "dppo_tv", "dppo_kl", "gspo", "gmpo", "geo_mean", "decoupled_ppo",
     }
 )  # fmt: skip
 """Policy losses that the loop can feed."""
@@ -50,7 +50,6 @@ _MISSING = {
     "remax": "it needs the reward of a greedy response, which rollouters do not generate yet",
     "optimal_token_baseline": "it needs sums over the vocabulary that the trainer does not keep yet",
     "gdpo": "it needs rewards by component, which are not wired yet",
-    "decoupled_ppo": "it needs a proximal policy, which the trainer does not keep yet",
     "bypass_ppo_clip": "it needs a rollout correction, which is not wired yet",
     "bypass_reinforce": "it needs a rollout correction, which is not wired yet",
 }

@@ -124,11 +124,30 @@ class ActorConfig(Section):
     """The ratio counts up to 1 + this."""
     clip_ratio_c: float = Field(3.0, gt=1)
     """Lower bound of the dual clip for negative advantages."""
+    behaviour_weight_cap: float | None = Field(5.0, gt=0)
+    """decoupled_ppo: bound on the weight proximal / behaviour; unset: no weight."""
+    behaviour_weight_action: Literal["mask", "clamp"] = "mask"
+    """decoupled_ppo: what becomes of tokens beyond the bound."""
     loss_agg_mode: str | None = None
     """How token losses become one, over the mini-batch on all ranks; unset: as the loss is defined."""
     entropy_coeff: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     optim: OptimConfig = OptimConfig()
+
+
+class RolloutCorrectionSection(Section):
+    """Weights and rejection for the difference of trainer and engine; the names are verl's."""
+
+    rollout_is: Literal["token", "sequence"] | None = None
+    """Importance weights old / behaviour; only with `async_training.use_rollout_log_probs: false`."""
+    rollout_is_threshold: float | str = 2.0
+    """A number truncates, `lower_upper` zeroes what is outside (IcePop)."""
+    rollout_rs: str | None = None
+    """Rejection criteria, separated by commas, e.g. `token_k1,seq_mean_k3`."""
+    rollout_rs_threshold: float | str | None = None
+    """A threshold for each criterion, or one for all."""
+    rollout_token_veto_threshold: float | None = Field(None, gt=0)
+    """Leave out every sequence with a token of trainer / engine below this."""
 
 
 class FilterGroupsConfig(Section):
@@ -154,6 +173,7 @@ class AlgorithmConfig(Section):
     overlong_penalty_factor: float = Field(1.0, ge=0)
     """The penalty of a response of full length."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+    rollout_correction: RolloutCorrectionSection = RolloutCorrectionSection()
     modules: list[str] = []
     """Modules or Python files that register estimators, losses or aggregations of your own."""
 
@@ -169,8 +189,9 @@ class AsyncTrainingConfig(Section):
     """Eta: how much may be generated beyond the current window, as a share of it."""
     partial_rollout: bool = True
     """Interrupt running work at a sync and continue it under the new weights (when eta > 0)."""
-    use_rollout_log_probs: Literal[True] = True
-    """The old log-probs of the ratio are the engine's, token by token."""
+    use_rollout_log_probs: bool = True
+    """The old log-probs of the ratio are the engine's, token by token; false: the trainer recomputes them
+    under the weights at the start of the sync window."""
 
 
 class TrainerConfig(Section):
@@ -360,6 +381,25 @@ def _cross_field_problems(c: RunConfig) -> list[str]:
         c.rollout.n,
         bool(c.algorithm.modules),
     )
+    correction, recomputed = c.algorithm.rollout_correction, not c.async_training.use_rollout_log_probs
+    if correction.rollout_is and not recomputed:
+        out.append(
+            "algorithm.rollout_correction.rollout_is would weigh the ratio twice, since the engine's "
+            "log-probs are the old ones: unset it, or set async_training.use_rollout_log_probs to false"
+        )
+    if c.actor.policy_loss == "decoupled_ppo":
+        if not recomputed:
+            out.append(
+                "actor.policy_loss = decoupled_ppo needs a proximal policy: set "
+                "async_training.use_rollout_log_probs to false"
+            )
+        if correction.rollout_is:
+            out.append(
+                "decoupled_ppo weighs proximal / behaviour itself: unset "
+                "algorithm.rollout_correction.rollout_is"
+            )
+    if correction.rollout_rs and correction.rollout_rs_threshold is None:
+        out.append("algorithm.rollout_correction.rollout_rs needs a rollout_rs_threshold")
     if c.algorithm.filter_groups.enable and c.rollout.n < 2:
         out.append("algorithm.filter_groups needs groups, but rollout.n is 1: set rollout.n to 2 or more")
     if c.algorithm.overlong_buffer_len > c.data.max_response_length:

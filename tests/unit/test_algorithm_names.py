@@ -48,7 +48,16 @@ def config(**sections: dict[str, Any]) -> RunConfig:
         ({"algorithm": {"adv_estimator": "remax"}}, "greedy response"),
         ({"algorithm": {"adv_estimator": "grop"}}, "did you mean grpo"),
         ({"algorithm": {"adv_estimator": "grpo_passk"}, "rollout": {"n": 1}}, "set rollout.n to 2"),
-        ({"actor": {"policy_loss": "decoupled_ppo"}}, "proximal policy"),
+        ({"actor": {"policy_loss": "decoupled_ppo"}}, "needs a proximal policy"),
+        ({"algorithm": {"rollout_correction": {"rollout_is": "token"}}}, "weigh the ratio twice"),
+        ({"algorithm": {"rollout_correction": {"rollout_rs": "token_k1"}}}, "needs a rollout_rs_threshold"),
+        (
+            {
+                "algorithm": {"filter_groups": {"enable": True}, "adv_estimator": "reinforce_plus_plus"},
+                "rollout": {"n": 1},
+            },
+            "needs groups",
+        ),
         ({"actor": {"policy_loss": "gspoo"}}, "did you mean gspo"),
         ({"actor": {"loss_agg_mode": "token_mean"}}, "did you mean token-mean"),
         ({"actor": {"policy_loss_settings": {"tau_neq": 1.0}}}, "did you mean tau_neg"),

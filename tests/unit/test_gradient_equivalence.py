@@ -173,8 +173,7 @@ def _rank(rank: int, pipe: Connection, port: int, world: int, work: list[tuple[s
         model = models[kind]
         (rows,) = with_advantages(config(case), [samples(kind, case.only_masked)])
         if case.poison is not None:
-            prompt, trajectory, _ = rows[case.poison]
-            rows[case.poison] = (prompt, trajectory, math.nan)
+            rows[case.poison].advantages[:] = math.nan
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         updater = Updater(config(case), model, optimizer, schedule, ranks, pad_id=0)

@@ -14,11 +14,9 @@ import torch
 from headrace.algorithms.estimator import AdvantageInput, estimate
 from headrace.algorithms.shaping import overlong_penalty
 from headrace.config import RunConfig
-from headrace.wire import Float32Array, Prompt, Sample, Trajectory
+from headrace.wire import Sample
 from headrace_trainer.ranks import Ranks
-
-Row = tuple[Prompt, Trajectory, Float32Array]
-"""A trajectory with its advantages, one per response token."""
+from headrace_trainer.rows import Row
 
 
 def with_advantages(
@@ -49,7 +47,7 @@ def with_advantages(
         for sample in mini:
             for t in sample.trajectories:
                 values = advantages[at, : len(t.token_ids)].numpy().astype(np.float32)
-                found.append((sample.prompt, t, values))
+                found.append(Row(sample.prompt, t, values))
                 at += 1
         out.append(found)
     return out

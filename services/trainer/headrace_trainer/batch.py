@@ -1,4 +1,4 @@
-"""From the ledger to tensors: claiming, reading payloads, padding."""
+"""From the ledger to samples: claiming, reading payloads, dropping and burying."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Claimed, ClaimStatus
-from headrace.wire import Prompt, Sample, Trajectory, WireError, decode_sample
+from headrace.wire import Sample, WireError, decode_sample
 from headrace_trainer.plan import Item, assign, mini_batches, order
 from headrace_trainer.ranks import Ranks
 
@@ -180,53 +178,3 @@ class Batches:
                 log.error("malformed sample", extra={"sample": sample_id, "reason": reason})
                 self._ledger.run(ops.bury(self._lineage, sample_id, "malformed", reason))
         self._ranks.share(None)  # nobody claims a replacement before they are out of the way
-
-
-@dataclass
-class Rows:
-    """Padded trajectories. Token tensors are (B, T); position t of `targets` is predicted by logits[:, t]."""
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    targets: torch.Tensor
-    behaviour_log_probs: torch.Tensor
-    mask: torch.Tensor
-    advantages: torch.Tensor
-    """(B, T): one per response token, where the mask is."""
-    temperature: torch.Tensor
-
-
-def pad_rows(rows: Sequence[tuple[Prompt, Trajectory, float]], pad_id: int, device: torch.device) -> Rows:
-    """Prompt + response, padded on the right.
-
-    rows: (prompt, trajectory, advantages), the last one per response token.
-    """
-    longest = max(len(p.token_ids) + len(t.token_ids) for p, t, _ in rows)
-    shape = (len(rows), longest)
-    ids = torch.full(shape, pad_id, dtype=torch.int64)
-    attention = torch.zeros(shape, dtype=torch.int64)
-    targets = torch.zeros(shape, dtype=torch.int64)
-    behaviour = torch.zeros(shape, dtype=torch.float32)
-    mask = torch.zeros(shape, dtype=torch.float32)
-    advantages = torch.zeros(shape, dtype=torch.float32)
-    for row, (prompt, t, advantage) in enumerate(rows):
-        start, count = len(prompt.token_ids), len(t.token_ids)
-        end = start + count
-        ids[row, :start] = torch.from_numpy(prompt.token_ids.astype("int64"))
-        ids[row, start:end] = torch.from_numpy(t.token_ids.astype("int64"))
-        attention[row, :end] = 1
-        # Response token i is predicted one position earlier.
-        span = slice(start - 1, end - 1)
-        targets[row, span] = ids[row, start:end]
-        behaviour[row, span] = torch.from_numpy(t.log_probs.astype("float32"))
-        mask[row, span] = torch.from_numpy(t.loss_mask.astype("float32"))
-        advantages[row, span] = torch.as_tensor(advantage, dtype=torch.float32)
-    return Rows(
-        ids.to(device),
-        attention.to(device),
-        targets.to(device),
-        behaviour.to(device),
-        mask.to(device),
-        advantages.to(device),
-        torch.tensor([t.temperature for _, t, _ in rows], dtype=torch.float32, device=device),
-    )

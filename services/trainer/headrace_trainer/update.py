@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from headrace.algorithm_names import LOSS_SETTINGS
 from headrace.algorithms.aggregation import Denominators, aggregate
+from headrace.algorithms.decoupled import BehaviourFilter
 from headrace.algorithms.entropy import token_entropy
 from headrace.algorithms.log_probs import token_log_probs
 from headrace.algorithms.losses import LOG_RATIO_LIMIT
@@ -24,11 +24,12 @@ from headrace.algorithms.policy_loss import (
     recommended_aggregation,
 )
 from headrace.algorithms.registry import load_module
+from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
 from headrace.config import ActorConfig, RunConfig
-from headrace_trainer.advantages import Row
-from headrace_trainer.batch import Rows, pad_rows
 from headrace_trainer.plan import micro_batches
 from headrace_trainer.ranks import Ranks
+from headrace_trainer.rows import Row, Rows, pad_rows
+from headrace_trainer.window_start import WindowStart, reshard
 
 log = logging.getLogger("headrace.trainer.update")
 
@@ -50,7 +51,10 @@ def loss_settings(actor: ActorConfig) -> PolicyLossSettings:
     """The numbers of the configured loss; what no loss of ours knows goes to `extra`, for a user's own."""
     numbers: dict[str, Any] = {k: v for k, v in actor.policy_loss_settings.items() if k in LOSS_SETTINGS}
     extra = {k: v for k, v in actor.policy_loss_settings.items() if k not in LOSS_SETTINGS}
+    cap = actor.behaviour_weight_cap
+    bounds = BehaviourFilter(upper=cap, action=actor.behaviour_weight_action) if cap is not None else None
     return PolicyLossSettings(
+        behaviour_filter=bounds,
         clip_ratio_low=actor.clip_ratio_low,
         clip_ratio_high=actor.clip_ratio_high,
         clip_ratio_c=actor.clip_ratio_c,
@@ -110,15 +114,56 @@ class Updater:
         actor = config.actor
         self._aggregation = actor.loss_agg_mode or recommended_aggregation(actor.policy_loss)
         self._settings = loss_settings(actor)
+        c = config.algorithm.rollout_correction
+        self._correction = RolloutCorrectionConfig(
+            rollout_is=c.rollout_is,
+            rollout_is_threshold=c.rollout_is_threshold,
+            rollout_rs=c.rollout_rs,
+            rollout_rs_threshold=c.rollout_rs_threshold,
+            rollout_token_veto_threshold=c.rollout_token_veto_threshold,
+        )
+        self._corrects = any((c.rollout_is, c.rollout_rs, c.rollout_token_veto_threshold))
+        self._window_start = None if config.async_training.use_rollout_log_probs else WindowStart(model)
+
+    def begin_window(self) -> None:
+        """The live parameters are those of the snapshot that was just written."""
+        if self._window_start is not None:
+            self._window_start.remember()
+
+    def recompute_old(self, mini_batches: Sequence[Sequence[Row]]) -> None:
+        """Give every row its log-probs under the weights at the start of the window; all ranks together."""
+        if self._window_start is None:
+            return
+        rows = [row for mini in mini_batches for row in mini]
+        cuts = self._cut(rows)
+        with self._window_start.swapped_in():
+            for index in range(self._ranks.largest(len(cuts))):
+                if index >= len(cuts):
+                    self._forward_nothing()
+                    continue
+                chosen = [rows[i] for i in cuts[index]]
+                batch = pad_rows(chosen, self._pad_id, self._ranks.device)
+                logits = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+                log_probs, _ = token_log_probs(logits, batch.targets, batch.temperature)
+                for number, row in enumerate(chosen):
+                    row.old_log_probs = log_probs[number, row.span].float().cpu().numpy()
+
+    def _cut(self, rows: Sequence[Row]) -> list[list[int]]:
+        return micro_batches([row.tokens for row in rows], self._config.actor.ppo_max_token_len_per_gpu)
+
+    def _forward_nothing(self) -> torch.Tensor:
+        """Take part in the collectives of a forward pass."""
+        ids = torch.full((1, 2), self._pad_id, dtype=torch.int64, device=self._ranks.device)
+        logits: torch.Tensor = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        return logits
 
     def step(self, rows: Sequence[Row], sums: UpdateSums) -> bool:
         """One optimizer step over this rank's `rows` of a mini-batch; all ranks together.
 
         False when the gradient was not finite: the step is skipped, on every rank alike.
         """
-        lengths = [len(p.token_ids) + len(t.token_ids) for p, t, _ in rows]
-        cuts = micro_batches(lengths, self._config.actor.ppo_max_token_len_per_gpu)
-        counts = [int(t.loss_mask.sum()) for _, t, _ in rows]
+        cuts = self._cut(rows)
+        counts = [int(row.trajectory.loss_mask.sum()) for row in rows]
         tokens, sequences = self._ranks.sums([float(sum(counts)), float(sum(n > 0 for n in counts))])
         # Equal numbers of micro-batches on all ranks, or the collectives inside them would hang.
         count = self._ranks.largest(len(cuts))
@@ -129,7 +174,7 @@ class Updater:
             if index < len(cuts):
                 self._micro_batch([rows[i] for i in cuts[index]], whole, sums)
             else:
-                self._empty_micro_batch()
+                (self._forward_nothing().float().sum() * 0.0).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.actor.optim.grad_clip)
         total = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         sums.grad_norms.append(total)
@@ -140,6 +185,8 @@ class Updater:
             return False
         self.optimizer.step()
         self.schedule.step()
+        if self._window_start is not None:
+            self._window_start.is_current = False
         return True
 
     def _micro_batch(self, rows: Sequence[Row], whole: Denominators, sums: UpdateSums) -> None:
@@ -147,14 +194,21 @@ class Updater:
         logits = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
         log_probs, entropy = token_log_probs(logits, batch.targets, batch.temperature)
         actor = self._config.actor
+        mask, weights = batch.mask, None
+        if self._corrects:
+            corrected = correct_rollout(
+                batch.old_log_probs, batch.behaviour_log_probs, batch.mask, self._correction
+            )
+            mask, weights = corrected.mask, corrected.weights
         losses = policy_loss(
             actor.policy_loss,
             PolicyLossInput(
                 log_probs,
-                batch.behaviour_log_probs,
+                batch.old_log_probs,
                 batch.advantages,
-                batch.mask,
+                mask,
                 behaviour_log_probs=batch.behaviour_log_probs,
+                importance_weights=weights,
                 settings=self._settings,
             ),
         )
@@ -190,20 +244,11 @@ class Updater:
         sums.weight += float(weights.sum())
         sums.weight_squared += float((weights * weights).sum())
 
-    def _empty_micro_batch(self) -> None:
-        """Take part in the collectives with a loss of zero."""
-        ids = torch.full((1, 2), self._pad_id, dtype=torch.int64, device=self._ranks.device)
-        logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        (logits.float().sum() * 0.0).backward()
-
     def score(self, token_ids: Sequence[int]) -> list[float]:
         """log p(ids[i+1] | ids[:i+1]) at temperature 1, for every i; all ranks together, same `token_ids`."""
         ids = torch.tensor([list(token_ids)], device=self._ranks.device)
         with torch.no_grad():
             logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1]
             log_probs, _ = token_log_probs(logits, ids[:, 1:], torch.ones(1, device=self._ranks.device))
-        # Without a backward FSDP leaves the root's parameters gathered; the snapshot wants shards.
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard(self.model)  # the snapshot wants shards
         return [float(x) for x in log_probs[0]]

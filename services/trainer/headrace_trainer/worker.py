@@ -157,6 +157,8 @@ class Trainer:
         self._check_gap(batch)
         with self.report.phase("adv"):
             rows = with_advantages(self.config, batch.mini, self.ranks)
+        with self.report.phase("old_log_prob"):
+            self.updater.recompute_old(rows)
         sums = UpdateSums()
         with self.report.phase("update_actor"):
             for mini in rows:
@@ -216,6 +218,7 @@ class Trainer:
         version = self.window + 1 if self.window >= 0 else self.progress.version + 1
         scores = self.updater.score(self.canary_ids)
         self.server.write_snapshot()
+        self.updater.begin_window()
         self.window = version
         self.updates_in_window = 0
         self.progress.step_of_version[str(version)] = self.progress.optimizer_steps
