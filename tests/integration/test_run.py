@@ -218,3 +218,32 @@ def test_a_killed_rollouter_and_ctrl_c_lose_nothing(tmp_path: Path) -> None:
     other = run.command("run", "configs/demo.yaml", *run.overrides, "rollout.n=4")
     assert other.returncode == 2
     assert "rollout.n" in other.stdout + other.stderr
+
+
+def test_decoupled_ppo_and_dynamic_sampling_in_the_loop(tmp_path: Path) -> None:
+    """Recomputed log-probs, a proximal policy and refills through the gate, on real parts."""
+    run = make_run(
+        tmp_path,
+        "decoupled",
+        "rollout.test_freq=0",
+        "actor.policy_loss=decoupled_ppo",
+        "async_training.use_rollout_log_probs=false",
+        "algorithm.filter_groups.enable=true",
+        "async_training.partial_rollout=false",
+    )
+    process = run.start()
+    output, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, output[-6000:]
+    s = run.summary
+    ledger = s["ledger"]
+    assert s["status"] == "completed"
+    assert ledger["dropped"] > 0, "no group was without spread: the test is blind"
+    assert ledger["dropped_by_reason"] == {"zero_spread": ledger["dropped"]}
+    assert ledger["trained"] + ledger["dropped"] == ledger["issued_total"] == UPDATES * SAMPLES_PER_UPDATE
+    assert sum(s["version_gap"].values()) == ledger["trained"]
+    assert max(int(gap) for gap in s["version_gap"]) <= 1, "eta = 0.5, running work finishes: the gap is 1"
+    rows = run.rows()
+    assert all(row["group/zero_std_ratio"] == 0 for row in rows)
+    assert all(row["actor/skipped_steps"] == 0 for row in rows)
+    assert all("timing_s/old_log_prob" in row for row in rows)
+    assert run.command("audit", str(run.directory)).returncode == 0
