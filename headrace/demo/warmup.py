@@ -45,7 +45,7 @@ class Recipe:
     The shares are of right and of copied demonstrations, 0 to 1; the remaining ones are cut short.
     """
 
-    steps: int = 300
+    steps: int = 400
     batch_size: int = 64
     learning_rate: float = 2e-3
     right_share: float = 0.4

@@ -327,4 +327,4 @@ def test_demo_uris_are_told_from_paths() -> None:
 
 
 def test_the_default_recipe_is_the_measured_one() -> None:
-    assert Recipe(300, 64, 2e-3, 0.4, 0.3, 12) == DEFAULT_RECIPE
+    assert Recipe(400, 64, 2e-3, 0.4, 0.3, 12) == DEFAULT_RECIPE
