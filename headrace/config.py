@@ -246,8 +246,9 @@ class SyncConfig(Section):
     """Longest transfer of all weights to all members."""
     max_attempts: int = Field(3, gt=0)
     """Tries of one round before every member is expired."""
-    canary_tolerance: float = Field(0.05, gt=0)
-    """Largest log-prob difference after a sync; beyond it the engine is not trusted and restarted."""
+    canary_tolerance: float | None = Field(None, gt=0)
+    """Largest log-prob difference after a sync; beyond it the engine is not trusted and restarted.
+    Unset: 0.05 in float32, 1 in lower precision, where logits are rounded coarsely."""
 
 
 class LedgerConfig(Section):
@@ -342,6 +343,13 @@ class RunConfig(Section):
     @property
     def mode(self) -> Mode:
         return derive_mode(self.rule)
+
+    @property
+    def canary_limit(self) -> float:
+        """`sync.canary_tolerance`, or what suits `model.dtype`."""
+        if self.sync.canary_tolerance is not None:
+            return self.sync.canary_tolerance
+        return 0.05 if self.model.dtype == "float32" else 1.0
 
     @property
     def world_size(self) -> int:

@@ -136,6 +136,8 @@ class Scorer:
                     await asyncio.wait({task}, timeout=_CANCEL_S)
         if not done:
             raise RewardError(f"the reward took longer than {self._timeout_s:g} s")
+        if task.cancelled():
+            raise RewardError("the reward cancelled itself")
         error = task.exception()
         if error is not None:
             raise RewardError(f"the reward raised {error!r}") from error

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, float], None]
 """Called after every warm-up step with (steps done, steps in all, loss in nats a token)."""
 
-LOCK_TIMEOUT_S = 600.0  # for another process's build of the same demo, which takes about half a minute
+LOCK_TIMEOUT_S = 600.0  # for another process's build of the same demo, which takes about 40 seconds
 IGNORED_LABEL = -100
 
 
@@ -68,7 +68,7 @@ DEFAULT_RECIPE = Recipe()
 def prepare(
     cache_dir: Path, seed: int, progress: Progress | None = None, recipe: Recipe = DEFAULT_RECIPE
 ) -> DemoAssets:
-    """The demo for `seed`, from the cache under `cache_dir` or built now (about half a minute, one thread).
+    """The demo for `seed`, from the cache under `cache_dir` or built now (about 40 seconds, one thread).
 
     Raises TimeoutError when another process holds the build for longer than `LOCK_TIMEOUT_S`, and
     FileNotFoundError when the word list's package is not installed.

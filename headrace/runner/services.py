@@ -34,6 +34,7 @@ class Endpoints:
     host: str = valkey_server.HOST
     queue_port: int = 0
     coordinator_port: int = 0
+    coordinator_metrics_port: int = 0
     rendezvous_port: int = 0
     rollouter_ports: tuple[int, ...] = ()
     trainer_port: int = 0
@@ -66,6 +67,7 @@ def choose_endpoints(config: RunConfig, token: str, redis_password: str) -> Endp
         host=host,
         queue_port=config.services.queue_port or free_port(host),
         coordinator_port=config.services.coordinator_port or free_port(host),
+        coordinator_metrics_port=free_port(host),
         rendezvous_port=free_port(host),
         rollouter_ports=tuple(free_port(host) for _ in range(config.rollout.replicas)),
         trainer_port=free_port(host),
@@ -137,6 +139,8 @@ def service_table(
             "coordinator",
             "headrace_coordinator",
             ends.coordinator_port,
+            "--metrics-port",
+            str(ends.coordinator_metrics_port),
             ready=lambda: tcp_open(ends.host, ends.coordinator_port),
             stage=1,
         ),

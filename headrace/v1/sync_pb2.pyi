@@ -33,16 +33,18 @@ class Canary(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("units", "bucket_bytes", "bytes", "canary")
+    __slots__ = ("units", "bucket_bytes", "bytes", "canary", "version")
     UNITS_FIELD_NUMBER: _ClassVar[int]
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     units: _containers.RepeatedCompositeFieldContainer[TransferUnit]
     bucket_bytes: int
     bytes: int
     canary: Canary
-    def __init__(self, units: _Optional[_Iterable[_Union[TransferUnit, _Mapping]]] = ..., bucket_bytes: _Optional[int] = ..., bytes: _Optional[int] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ...) -> None: ...
+    version: int
+    def __init__(self, units: _Optional[_Iterable[_Union[TransferUnit, _Mapping]]] = ..., bucket_bytes: _Optional[int] = ..., bytes: _Optional[int] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
     __slots__ = ("host", "port", "epoch", "world_size", "transport", "timeout_s")
@@ -279,14 +281,16 @@ class TrainerSent(_message.Message):
     def __init__(self, term: _Optional[int] = ..., session: _Optional[int] = ..., digest: _Optional[str] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class TrainerFailed(_message.Message):
-    __slots__ = ("term", "session", "error")
+    __slots__ = ("term", "session", "error", "moved_on")
     TERM_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    MOVED_ON_FIELD_NUMBER: _ClassVar[int]
     term: int
     session: int
     error: str
-    def __init__(self, term: _Optional[int] = ..., session: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    moved_on: bool
+    def __init__(self, term: _Optional[int] = ..., session: _Optional[int] = ..., error: _Optional[str] = ..., moved_on: _Optional[bool] = ...) -> None: ...
 
 class TrainerCommand(_message.Message):
     __slots__ = ("term", "welcome", "form", "send", "committed", "rejected", "canary")
@@ -321,10 +325,12 @@ class FormGroup(_message.Message):
     def __init__(self, session: _Optional[int] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ...) -> None: ...
 
 class Send(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "version")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     session: int
-    def __init__(self, session: _Optional[int] = ...) -> None: ...
+    version: int
+    def __init__(self, session: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("version", "round", "pause_s", "transfer_s", "commit_s", "total_s", "members", "attempts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import redis
 import uvicorn
 
 from headrace import environment, logs
@@ -109,7 +111,8 @@ class Rollouter:
             )
         await self.member.leave()
         await ledger.run(ops.expire(self.incarnation, "left"))
-        await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
+        with contextlib.suppress(redis.RedisError):
+            await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
 
     def _missing(self) -> str:
         if self.draining:
@@ -140,7 +143,8 @@ class Rollouter:
                 samples=self.worker.samples_finished,
                 version=self.worker.version,
             )
-            await ledger.redis.hset(telemetry_key(self.config.name), self.incarnation, encode(now))
+            with contextlib.suppress(redis.RedisError):  # nothing depends on it
+                await ledger.redis.hset(telemetry_key(self.config.name), self.incarnation, encode(now))
             await asyncio.sleep(period)
 
 

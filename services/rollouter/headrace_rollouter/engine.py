@@ -41,6 +41,8 @@ class Engine:
         self.dirty = False
         """Weights are only partly loaded: a full transfer must come first."""
         self.generated_tokens = 0
+        # Only where running work is let finish does anybody watch tokens; elsewhere outputs at the end do.
+        self._counts_tokens = not config.rule.interrupts
 
     @classmethod
     async def start(cls, config: RunConfig, stop_token_ids: list[int]) -> Engine:
@@ -107,18 +109,22 @@ class Engine:
             seed=seed,
             stop_token_ids=self._stop_ids,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            # What comes on the way is only counted: a long answer must be seen to make progress.
+            output_kind=RequestOutputKind.CUMULATIVE if self._counts_tokens else RequestOutputKind.FINAL_ONLY,
         )
         ids = prompt_ids.tolist() + head.token_ids.tolist()
         request_id = uuid.uuid4().hex
         final = None
         with self._running(request_id):
+            have = 0
             async for output in self._llm.generate({"prompt_token_ids": ids}, params, request_id):
                 final = output
+                count = len(output.outputs[0].token_ids) if output.outputs else have
+                self.generated_tokens += count - have
+                have = count
         if final is None or not final.outputs:
             return head
         tail = _to_trajectory(final.outputs[0], head.temperature)
-        self.generated_tokens += len(tail.token_ids)
         return extend(head, tail) if len(tail.token_ids) else head
 
     def _running(self, request_id: str) -> _Running:

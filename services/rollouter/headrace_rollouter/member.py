@@ -129,7 +129,9 @@ class Member:
         """Running samples end first (takes are held by the ledger); report tokens as they come."""
         while self._worker.running:
             self._report(
-                progress=pb.MemberProgress(tokens=self._engine.generated_tokens, running=self._worker.running)
+                progress=pb.MemberProgress(
+                    tokens=self._engine.generated_tokens + self._worker.scored, running=self._worker.running
+                )
             )
             for _ in range(int(_PROGRESS_S / 0.02)):
                 if not self._worker.running:
@@ -175,8 +177,8 @@ class Member:
                 self._engine.canary(resume.canary), self._config.sync.transfer_timeout_s
             )
         self._report(resumed=pb.MemberResumed(version=resume.version, canary_max_abs_diff=difference))
-        if difference > self._config.sync.canary_tolerance:
-            limit = self._config.sync.canary_tolerance
+        if not difference <= self._config.canary_limit:  # NaN is no agreement either
+            limit = self._config.canary_limit
             raise EngineFailed(
                 f"after the sync to version {resume.version} the engine's log-probs differ from the "
                 f"trainer's by {difference:.3g} (sync.canary_tolerance {limit:g})"

@@ -83,6 +83,9 @@ class Worker:
         self._paused_at: float | None = None
         self._paused_s = 0.0
         self.samples_finished = 0
+        self.scored = 0
+        """Trajectories given to the reward: with the engine's tokens, the sign of life of running work."""
+        self._failure: BaseException | None = None
 
     # -- what the coordinator's stream calls -----------------------------------------------------
 
@@ -112,8 +115,12 @@ class Worker:
     # -- taking ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Takes until told to drain."""
+        """Takes until told to drain. Raises what a sample's task could not handle, a dead engine first of
+        all: the process must end then, so that the lease gives back what it owns.
+        """
         while not self.draining:
+            if self._failure is not None:
+                raise self._failure
             if not self.serving.is_set():
                 with contextlib.suppress(TimeoutError):  # look at `draining` now and then
                     await asyncio.wait_for(self.serving.wait(), 0.2)
@@ -126,7 +133,10 @@ class Worker:
                 await asyncio.sleep(_IDLE_POLL_S)
 
     async def _take(self, free: int) -> int:
-        reply = await self._ledger.run(ops.take(self._owner, self.version, free))
+        # Where running work is let finish before a sync, parked work of an older version starts again: going
+        # on with it would let the version gap grow beyond its bound.
+        oldest = -1 if self._config.rule.interrupts else self.version
+        reply = await self._ledger.run(ops.take(self._owner, self.version, free, oldest_version=oldest))
         # Any refusal means: wait. A member that was expired, or that a new trainer does not know yet, is
         # brought up to date and admitted again through the coordinator's stream.
         metrics.TAKES.labels(status=str(reply.status)).inc()
@@ -139,6 +149,7 @@ class Worker:
         self._tasks.pop(sample_id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("sample task failed", exc_info=error, extra={"sample": sample_id})
+            self._failure = self._failure or error
 
     # -- one sample ------------------------------------------------------------------------------
 
@@ -229,6 +240,7 @@ class Worker:
     async def _score_one(self, prompt: Prompt, t: Trajectory) -> tuple[float, dict[str, float]]:
         info: dict[str, Any] = {**prompt.extra_info, "finish_reason": t.finish_reason.name.lower()}
         text = self._decode(t.token_ids.tolist())
+        self.scored += 1
         return await self._scorer.score(prompt.data_source, text, prompt.ground_truth, info)
 
     async def _fail(self, item: Taken, reason: str, detail: str) -> None:

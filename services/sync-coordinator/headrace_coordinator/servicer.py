@@ -141,7 +141,8 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
                         d.transfers.event(s.Sent(attempt, report.sent.digest))
                     case "failed" if (attempt := d.transfers.attempt_of(report.failed.session)) is not None:
                         log.warning("trainer failed to send", extra={"error": report.failed.error[:500]})
-                        d.transfers.event(s.Failed(s.TRAINER, attempt, report.failed.error))
+                        failure = s.Failed(s.TRAINER, attempt, report.failed.error)
+                        d.transfers.event(s.TrainerLost() if report.failed.moved_on else failure)
         except asyncio.CancelledError:
             raise
         except Exception:  # as for members

@@ -96,7 +96,7 @@ class Left:
 
 @dataclass(frozen=True)
 class TrainerLost:
-    pass
+    """It is gone, or its snapshot is another version by now: nobody can be served, nobody is at fault."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Session:
         if self.phase.ended:
             return []
         if isinstance(event, TrainerLost):
-            return self._abandon("the trainer is gone")
+            return self._abandon("the trainer is gone or has moved on")
         if isinstance(event, Failed | Lost | Left) and event.who not in {TRAINER, *self.roster}:
             return []
         match self.phase:

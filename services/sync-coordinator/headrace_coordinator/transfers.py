@@ -126,7 +126,8 @@ class Transfers:
                 for name in members:
                     load = pb.Load(session=self._id, manifest=manifest)
                     self._to_member(name, pb.MemberCommand(load=load))
-                self.connections.send_trainer(pb.TrainerCommand(send=pb.Send(session=self._id)))
+                send = pb.Send(session=self._id, version=manifest.version)
+                self.connections.send_trainer(pb.TrainerCommand(send=send))
             case s.Expire(who, reason):
                 metrics.SYNC_FAILURES.labels(reason="member").inc()
                 await self._expire(who, reason)

@@ -73,6 +73,15 @@ def read_manifest(checkpoint: Path) -> Progress:
         raise ValueError(f"{checkpoint / MANIFEST}: {error}") from error
 
 
+def _is_saved(checkpoint: Path, progress: Progress) -> bool:
+    """Whether `checkpoint` holds exactly this step of this lineage."""
+    try:
+        there = read_manifest(checkpoint)
+    except ValueError:
+        return False
+    return (there.lineage, there.step, there.version) == (progress.lineage, progress.step, progress.version)
+
+
 class Checkpoints:
     def __init__(
         self,
@@ -94,17 +103,18 @@ class Checkpoints:
         """All ranks together. When it returns the checkpoint is on disk."""
         final = self._directory / f"step_{progress.step:08d}"
         fresh = self._directory / f".step_{progress.step:08d}.tmp"
+        if self._ranks.share(_is_saved(final, progress) if self._ranks.is_first else None):
+            return final
         if self._ranks.is_first:
-            shutil.rmtree(fresh, ignore_errors=True)
+            for stale in self._directory.glob(".step_*.tmp"):  # of a save that was cut off
+                shutil.rmtree(stale, ignore_errors=True)
             fresh.mkdir(parents=True)
         self._ranks.share(None)
         model_state, optimizer_state = get_state_dict(self._model, self._optimizer)
-        rank = self._ranks.rank
         state: dict[str, Any] = {
             "model": model_state,
             "optimizer": optimizer_state,
             "schedule": self._schedule.state_dict(),
-            f"rng_{rank}": torch.get_rng_state(),
         }
         dcp.save(state, checkpoint_id=fresh, process_group=self._ranks.control)
         if self._ranks.is_first:
@@ -113,8 +123,9 @@ class Checkpoints:
                 json.dump(plain, handle)
                 handle.flush()
                 os.fsync(handle.fileno())
-            if final.exists():
-                shutil.rmtree(final)  # the same step saved again after a resume
+            if final.exists():  # the same step, trained again after a resume from an older checkpoint
+                aside = self._directory / f".step_{progress.step:08d}.old.tmp"
+                final.rename(aside)
             fresh.rename(final)
             _sync_directory(self._directory)
             self._retain()

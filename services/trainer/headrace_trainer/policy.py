@@ -25,7 +25,8 @@ def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
         config.model.path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
     )
     model.config.use_cache = False
-    model.train()
+    # Dropout would make the log-probs that engine and trainer are compared by, and every ratio, noisy.
+    model.eval()
     model.to(ranks.device)
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     compute: torch.dtype = getattr(torch, config.model.dtype)

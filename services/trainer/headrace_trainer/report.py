@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from headrace import telemetry
 from headrace.config import RunConfig
 from headrace.ledger import ops
@@ -42,6 +44,7 @@ class Report:
         self._idle: float | None = None
         self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span since the last sync
         self._shown_partial = [0, 0, 0]
+        self._window_ended = False
 
     @property
     def wall_s(self) -> float:
@@ -72,19 +75,25 @@ class Report:
         now = time.monotonic()
         self._sync = self._log.committed(c, nbytes, now - self._last_commit)
         self._last_commit = now
-        fresh = telemetry.decode_all(
-            self._ledger.redis.hgetall(telemetry.telemetry_key(self._config.name))  # type: ignore[arg-type]
-        )
+        self._read_telemetry()
+        self._window_ended = True
+
+    def _read_telemetry(self) -> None:
+        """Idle ratio since the last reading; without a reading the last one stays."""
+        key = telemetry.telemetry_key(self._config.name)
+        try:
+            fresh = telemetry.decode_all(self._ledger.redis.hgetall(key))  # type: ignore[arg-type]
+        except redis.RedisError:
+            return  # nothing depends on it
         idle = telemetry.idle_ratio(self._telemetry, fresh)
         self._idle = idle if idle is not None else self._idle
         self._telemetry = fresh
-        self._shown_partial, self._partial_in_window = self._partial_in_window, [0, 0, 0]
 
     def canary(self, report: pb.CanaryReport) -> None:
         """Called by the sync client's thread."""
         if self._log is not None:
             metrics.LOGPROB_DIFF.set(report.max_abs_diff)
-            self._log.canary(report.max_abs_diff)
+            self._log.canary(report.version, report.max_abs_diff)
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -121,6 +130,9 @@ class Report:
         self._partial_in_window[0] += sum(s > 0 for s in spans)
         self._partial_in_window[1] += samples
         self._partial_in_window[2] = max([self._partial_in_window[2], *spans])
+        if self._window_ended:  # a commit came with this update, the last of its window
+            self._shown_partial, self._partial_in_window = self._partial_in_window, [0, 0, 0]
+            self._window_ended = False
         if self._log is None or stats is None:
             self._phases = {}
             self._row_began = time.monotonic()
@@ -145,7 +157,7 @@ class Report:
         step_s: float,
         lr: float,
     ) -> dict[str, Any]:
-        tokens, loss, clipped, lower, kl, k3, entropy, weight, squared = total
+        tokens, loss, clipped, lower, kl, k3, entropy, weight, squared, old_kl = total
         tokens = max(tokens, 1.0)
         rewards = [r for f in facts for r in f["rewards"]]
         lengths = [n for f in facts for n in f["lengths"]]
@@ -181,7 +193,7 @@ class Report:
             "actor/pg_loss": loss / tokens,
             "actor/pg_clipfrac": clipped / tokens,
             "actor/pg_clipfrac_lower": lower / tokens,
-            "actor/ppo_kl": kl / tokens,
+            "actor/ppo_kl": old_kl / tokens,
             "actor/entropy": entropy / tokens,
             "actor/grad_norm": sums.grad_norms[-1],
             "actor/skipped_steps": sums.skipped,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,16 +21,16 @@ class RunLog:
         self._metrics = (directory / "metrics.jsonl").open("a", buffering=1)
         self._sync = (directory / "sync.jsonl").open("a", buffering=1)
         self._open_round: dict[str, Any] | None = None
-        self._canaries: list[float] = []
-        self._members = 0
+        self._lock = threading.Lock()
+        self._canaries: dict[int, float] = {}  # version -> largest difference that members reported
 
     def update(self, row: dict[str, Any]) -> None:
         self._metrics.write(json.dumps(row) + "\n")
 
     def committed(self, c: pb.Committed, nbytes: int, interval_s: float) -> dict[str, float]:
-        """Begins the row of a round; it is written when every member's canary is in. Returns its metrics."""
+        """Begins the row of a round; it is written with the next one, when the canaries are in. Returns its
+        metrics."""
         self.flush_round()
-        self._members = c.members
         row = {
             "sync/pause_s": c.pause_s,
             "sync/transfer_s": c.transfer_s,
@@ -47,17 +48,18 @@ class RunLog:
         }
         return row
 
-    def canary(self, difference: float) -> None:
-        self._canaries.append(difference)
-        if len(self._canaries) >= self._members:
-            self.flush_round()
+    def canary(self, version: int, difference: float) -> None:
+        """A member's report on `version`. Called by another thread."""
+        with self._lock:
+            self._canaries[version] = max(difference, self._canaries.get(version, 0.0))
 
     def flush_round(self) -> None:
-        if self._open_round is not None:
-            self._open_round["logprob_max_abs_diff"] = max(self._canaries) if self._canaries else None
-            self._sync.write(json.dumps(self._open_round) + "\n")
-        self._open_round = None
-        self._canaries = []
+        row, self._open_round = self._open_round, None
+        if row is not None:
+            with self._lock:
+                row["logprob_max_abs_diff"] = self._canaries.get(row["version"])
+                self._canaries = {v: d for v, d in self._canaries.items() if v > row["version"]}
+            self._sync.write(json.dumps(row) + "\n")
 
     def close(self) -> None:
         self.flush_round()

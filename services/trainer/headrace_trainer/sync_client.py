@@ -17,7 +17,7 @@ from headrace.comm import CommunicatorError
 from headrace.environment import bearer
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace_trainer.weight_server import WeightServer
+from headrace_trainer.weight_server import MovedOn, WeightServer
 
 log = logging.getLogger("headrace.trainer.sync")
 
@@ -178,6 +178,8 @@ class SyncClient:
                 self._send(command.send)
             case "committed":
                 with self._state:
+                    if self._pending is not None and command.committed.version < self._pending.version:
+                        return  # the answer to an earlier request, sent again around a reconnect
                     if self._pending is not None:
                         self._served = (self._pending.version, self._pending.manifest)
                     self._pending = None
@@ -190,7 +192,7 @@ class SyncClient:
 
     def _send(self, send: pb.Send) -> None:
         try:
-            digest, seconds = self._server.send(self._bucket_bytes)
+            digest, seconds = self._server.send(send.version, self._bucket_bytes)
         except CommunicatorError as error:
             self._report_failure(send.session, error)
             return
@@ -204,7 +206,12 @@ class SyncClient:
         log.warning("transfer failed", extra={"session": session, "error": str(error)[:500]})
         self._out.put(
             pb.TrainerReport(
-                failed=pb.TrainerFailed(term=self._term, session=session, error=str(error)[:2000])
+                failed=pb.TrainerFailed(
+                    term=self._term,
+                    session=session,
+                    error=str(error)[:2000],
+                    moved_on=isinstance(error, MovedOn),
+                )
             )
         )
 

@@ -72,6 +72,9 @@ class UpdateSums:
     clipped: float = 0.0
     clipped_lower: float = 0.0
     kl: float = 0.0
+    """Of the behaviour policy to the current one."""
+    old_kl: float = 0.0
+    """Of the old policy, the one that the ratio refers to."""
     k3: float = 0.0
     entropy: float = 0.0
     weight: float = 0.0
@@ -90,6 +93,7 @@ class UpdateSums:
             self.entropy,
             self.weight,
             self.weight_squared,
+            self.old_kl,
         ]
 
 
@@ -240,6 +244,7 @@ class Updater:
         log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         weights = log_ratio.exp()
         sums.kl += float(-log_ratio.sum())
+        sums.old_kl += float((batch.old_log_probs - log_probs)[on].double().sum())
         sums.k3 += float((weights - 1 - log_ratio).sum())
         sums.weight += float(weights.sum())
         sums.weight_squared += float((weights * weights).sum())

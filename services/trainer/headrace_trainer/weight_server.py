@@ -24,6 +24,10 @@ log = logging.getLogger("headrace.trainer.weights")
 _POLL = timedelta(seconds=5)
 
 
+class MovedOn(CommunicatorError):
+    """The snapshot is another version by now."""
+
+
 class WeightServer:
     """Rank 0: `form` and `send`, called by the sync client's thread. Others: a follower thread."""
 
@@ -33,6 +37,8 @@ class WeightServer:
         self._rank = rank
         self._device = device
         self._issued = 0
+        self.version = -1
+        """Policy version of the snapshot."""
         self._comm: Communicator | None = None
         self._lock = threading.Lock()  # held while the snapshot is read (rank 0) or written
         self._stop = threading.Event()
@@ -44,13 +50,14 @@ class WeightServer:
 
     # -- every rank ------------------------------------------------------------------------------
 
-    def write_snapshot(self) -> None:
-        """All ranks together, with no transfer under way: the live parameters become the snapshot."""
+    def write_snapshot(self, version: int) -> None:
+        """All ranks together, with no transfer under way: the live parameters become `version`."""
         if self._rank == 0:
             self._lock.acquire()
         try:
             dist.barrier()
             self.snapshot.write()
+            self.version = version
             dist.barrier()
         finally:
             if self._rank == 0:
@@ -108,15 +115,19 @@ class WeightServer:
                 r.transport, r.host, r.port, r.epoch, 0, r.world_size, r.timeout_s, self._device
             )
 
-    def send(self, bucket_bytes: int) -> tuple[str, float]:
+    def send(self, version: int, bucket_bytes: int) -> tuple[str, float]:
         """Gather unit by unit and broadcast to the group. Returns (digest, seconds).
 
-        Without a group (no engine to send to) the digest is computed all the same.
+        Raises MovedOn when the snapshot is no longer `version` (a catch-up that came too late), and
+        CommunicatorError. Without a group (no engine to send to) the digest is computed all the same.
         """
         began = time.monotonic()
         digest = hashlib.sha256()
         error: CommunicatorError | None = None
         with self._lock:
+            if version != self.version:
+                self._drop_group()  # who waits for a broadcast hears of it
+                raise MovedOn(f"version {version} was asked for, the snapshot is {self.version}")
             self._say("gather")
             for packed in self.snapshot.gather():
                 assert packed is not None  # rank 0 gets every unit

@@ -7,6 +7,7 @@ what this lineage starts from.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -147,7 +148,7 @@ class Trainer:
         return 0
 
     def _next(self) -> Batch | None:
-        if self.ranks.share(self._stopping() if self.ranks.is_first else None):
+        if self.ranks.largest(int(self._stopping())):  # any node's launcher may be told to stop
             raise Stopped
         return self.batches.next(self.window)
 
@@ -217,7 +218,7 @@ class Trainer:
         """Write the snapshot of the next version and ask for the round; training may go on meanwhile."""
         version = self.window + 1 if self.window >= 0 else self.progress.version + 1
         scores = self.updater.score(self.canary_ids)
-        self.server.write_snapshot()
+        self.server.write_snapshot(version)
         self.updater.begin_window()
         self.window = version
         self.updates_in_window = 0
@@ -238,6 +239,7 @@ class Trainer:
                         bucket_bytes=self.config.sync.bucket_bytes,
                         bytes=self.snapshot.nbytes,
                         canary=pb.Canary(token_ids=self.canary_ids, log_probs=scores),
+                        version=version,
                     ),
                     validate=validate,
                     final=final,
@@ -248,13 +250,7 @@ class Trainer:
         """Wait until the round that is under way, if any, has committed; then checkpoint if it is time."""
         if not self._pending:
             return
-        c = self.config.sync
-        limit = (
-            self.config.val.max_delay_s
-            + c.drain_stall_s
-            + c.pause_timeout_s
-            + (c.max_attempts + 1) * (c.rendezvous_timeout_s + c.transfer_timeout_s)
-        )
+        limit = sync_limit_s(self.config)
         committed: list[Any] | None = None
         if self.sync is not None:
             answer = self.sync.wait(limit)
@@ -279,6 +275,14 @@ class Trainer:
     def stop(self) -> None:
         """An orderly stop: everything trained so far is in the checkpoint."""
         log.info("stopping", extra={"step": self.progress.step})
+        if self.sync is not None and self._pending:
+            try:
+                answer = self.sync.committed()
+            except SyncFailed as error:
+                answer = None
+                log.warning("the last round failed", extra={"reason": str(error)})
+            if answer is not None:
+                self.report.committed(answer, self.snapshot.nbytes)
         self.save()
         self.close()
 
@@ -317,6 +321,14 @@ class Trainer:
         self.report.close()
 
 
+def sync_limit_s(config: RunConfig) -> float:
+    """Longest a sync round may take, in seconds: validation, running work, every attempt."""
+    c = config.sync
+    drain = 0.0 if config.rule.interrupts else config.rollout.sample_timeout_s
+    attempts = (c.max_attempts + 2) * (c.rendezvous_timeout_s + c.transfer_timeout_s + 5.0)
+    return config.val.max_delay_s + c.drain_stall_s + c.pause_timeout_s + drain + attempts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="One trainer rank; started by torchrun.")
     parser.add_argument("--config", type=Path, required=True)
@@ -328,7 +340,9 @@ def main() -> None:
     try:
         config = load(args.config)
         torch.set_num_threads(config.trainer.omp_threads)
-        ranks = Ranks(config.trainer.device, config.trainer.claim_timeout_s + 300.0)
+        # Ranks wait for each other while rank 0 waits for samples or for a commit.
+        longest = max(config.trainer.claim_timeout_s, sync_limit_s(config)) + 300.0
+        ranks = Ranks(config.trainer.device, longest)
         if args.port and ranks.is_first:
             start_http_server(args.port, config.services.host)
         code = Trainer(config, ranks, environment.run_dir(), args.state / "stop").run()
@@ -347,7 +361,9 @@ def main() -> None:
         log.exception("rank failed")
     if code:
         # torchrun turns every failure into 1; the launcher reads the real one here.
-        (args.state / "exit_code").write_text(str(code))
+        # The first to fail knows why; the others only see their peer vanish.
+        with contextlib.suppress(FileExistsError), (args.state / "exit_code").open("x") as told:
+            told.write(str(code))
     sys.stderr.flush()
     if code not in (0, EX_STOPPED):
         os._exit(1)  # other threads may be inside a collective that never ends
