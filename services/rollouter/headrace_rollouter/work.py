@@ -221,6 +221,9 @@ class Worker:
                 await asyncio.gather(*pending, return_exceptions=True)
                 raise TimeoutError
             _, pending = await asyncio.wait(pending, timeout=min(max(left, 0.01), 5.0))
+        errors = [error for call in calls if (error := call.exception()) is not None]
+        if errors:
+            raise errors[0]
         return [call.result() for call in calls]
 
     async def _trajectory(self, prompt: Prompt, t: Trajectory, index: int) -> Trajectory:

@@ -1,0 +1,109 @@
+"""Checkpoints, the weight server and the run log, each alone, on a process group of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.comm.store import serve_store
+from headrace.v1 import sync_pb2 as pb
+from headrace.weights.snapshot import Snapshot
+from headrace_trainer.checkpoint import MANIFEST, Checkpoints, Progress, newest
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.run_log import RunLog
+from headrace_trainer.weight_server import MovedOn, WeightServer
+from tests.single_rank import single_rank
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with single_rank() as found:
+        yield found
+
+
+def training(
+    seed: int,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (step + 1))
+    model(torch.randn(5, 4)).square().sum().backward()
+    optimizer.step()
+    schedule.step()
+    return model, optimizer, schedule
+
+
+def test_a_checkpoint_brings_everything_back(tmp_path: Path, ranks: Ranks) -> None:
+    model, optimizer, schedule = training(0)
+    progress = Progress(step=3, optimizer_steps=6, version=2, lineage=1, trained={"0000000000": 1})
+    path = Checkpoints(tmp_path, 2, model, optimizer, schedule, ranks).save(progress)
+    assert newest(tmp_path) == path
+    other, other_optimizer, other_schedule = training(1)
+    found = Checkpoints(tmp_path, 2, other, other_optimizer, other_schedule, ranks).load(path)
+    assert found == progress
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(optimizer.state[p]["exp_avg"], other_optimizer.state[q]["exp_avg"])
+    assert other_schedule.state_dict()["last_epoch"] == schedule.state_dict()["last_epoch"]
+
+
+def test_saving_is_atomic_and_keeps_the_newest(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, *training(0), ranks)
+    for step in (1, 2, 3):
+        checkpoints.save(Progress(step=step, lineage=1))
+    assert sorted(d.name for d in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
+    # A save that was cut off: nobody takes it for a checkpoint, the next save removes it.
+    cut_off = tmp_path / ".step_00000004.tmp"
+    cut_off.mkdir()
+    assert newest(tmp_path) == tmp_path / "step_00000003"
+    before = (tmp_path / "step_00000003" / MANIFEST).stat().st_ino
+    checkpoints.save(Progress(step=3, lineage=1))
+    assert (tmp_path / "step_00000003" / MANIFEST).stat().st_ino == before, "the same step is there already"
+    checkpoints.save(replace(Progress(step=3, lineage=2), tokens=7))
+    assert json.loads((tmp_path / "step_00000003" / MANIFEST).read_text())["lineage"] == 2
+    assert not cut_off.exists()
+
+
+def test_a_damaged_manifest_says_so(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, *training(0), ranks)
+    path = checkpoints.save(Progress(step=1))
+    (path / MANIFEST).write_text('{"format": 1, "step"')
+    with pytest.raises(ValueError, match=r"manifest\.json"):
+        checkpoints.load(path)
+
+
+def test_the_server_serves_the_version_that_was_asked_for(ranks: Ranks) -> None:
+    """A late joiner that asks for v must not get v+1 under v's name."""
+    model, _, _ = training(0)
+    store = serve_store("127.0.0.1")
+    server = WeightServer(Snapshot(model, "float32", 1024, None), store, 0, torch.device("cpu"))
+    server.write_snapshot(4)
+    digest, _ = server.send(4, 1024)
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    assert server.send(4, 1024)[0] == digest, "the snapshot does not follow the live parameters"
+    server.write_snapshot(5)
+    with pytest.raises(MovedOn, match="version 4 was asked for, the snapshot is 5"):
+        server.send(4, 1024)
+    assert server.send(5, 1024)[0] != digest
+    server.close()
+
+
+def test_a_canary_belongs_to_the_version_it_reports(tmp_path: Path) -> None:
+    """With overlapped syncs, reports on v come before the row of v is begun, those on v+1 soon after."""
+    log = RunLog(tmp_path)
+    log.canary(1, 1e-6)
+    log.canary(1, 3e-6)
+    log.committed(pb.Committed(version=1, members=2), 10, 1.0)
+    log.canary(2, 5e-6)
+    log.committed(pb.Committed(version=2, members=2), 10, 1.0)
+    log.committed(pb.Committed(version=3, members=0), 10, 1.0)
+    log.close()
+    rows = [json.loads(line) for line in (tmp_path / "sync.jsonl").read_text().splitlines()]
+    assert [(r["version"], r["logprob_max_abs_diff"]) for r in rows] == [(1, 3e-6), (2, 5e-6), (3, None)]
