@@ -153,6 +153,7 @@ def test_the_rule_is_read_from_the_right_keys(s: int, r: int, m: int, eta: float
             async_training__staleness_threshold=eta,
             async_training__partial_rollout=partial,
             actor__ppo_mini_batch_size=m,
+            trainer__n_gpus_per_node=1,
             rollout__total_rollout_steps=10_000,
         )
     )
