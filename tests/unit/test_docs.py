@@ -6,10 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
+from headrace.config import RunConfig
 from headrace.config_doc import TARGET, render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +51,13 @@ def test_command_works(page: str, command: str) -> None:
         argv = [sys.executable, "-m", "headrace.cli.main", *words[1:]]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "block", [b for p in PAGES for b in re.findall(r"```yaml\n(.*?)```", p.read_text(), re.DOTALL)]
+)
+def test_configurations_are_valid(block: str) -> None:
+    RunConfig.model_validate(yaml.safe_load(textwrap.dedent(block)))
 
 
 def test_configuration_page_is_current() -> None:
