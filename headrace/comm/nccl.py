@@ -77,7 +77,7 @@ class NcclCommunicator:
         done = torch.cuda.Event()
         try:
             self._comm.broadcast(staged, staged, 0, stream=self._stream.cuda_stream)
-        except Exception as error:
+        except Exception as error:  # as above
             self.close()
             raise CommunicatorError(f"broadcast failed on rank {self.rank}: {error}") from error
         self._wait_ready("broadcast")

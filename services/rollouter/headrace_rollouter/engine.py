@@ -223,7 +223,7 @@ class Engine:
         """Raises EngineFailed when the engine does not answer."""
         try:
             await asyncio.wait_for(self._llm.is_paused(), 30.0)
-        except Exception as error:
+        except Exception as error:  # vLLM raises many kinds; they all mean the same here
             raise EngineFailed(f"the engine does not answer: {error!r}") from error
 
     @property

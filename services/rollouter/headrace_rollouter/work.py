@@ -126,7 +126,8 @@ class Worker:
                     await asyncio.wait_for(self.serving.wait(), 0.2)
                 continue
             took = await self._take_validation()
-            free = self._config.rollout.max_concurrent_samples - len(self._tasks) - len(self._val_tasks) // 8
+            r = self._config.rollout  # a held-out prompt is one response, a sample is n of them
+            free = r.max_concurrent_samples - len(self._tasks) - len(self._val_tasks) // r.n
             if free > 0 and not self.draining:
                 took += await self._take(free)
             if not took:

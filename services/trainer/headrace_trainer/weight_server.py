@@ -92,7 +92,7 @@ class WeightServer:
                     return
                 for _ in self.snapshot.gather():
                     pass
-        except BaseException as error:
+        except BaseException as error:  # kept for `check`: the training loop raises it
             log.exception("weight server failed")
             self.failure = error
 
