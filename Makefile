@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench proto docs clean
+.PHONY: help setup demo test lint format bench bench-algorithms proto docs clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(VENV)/.ready: requirements/cpu.lock pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) sh scripts/setup.sh
@@ -30,11 +30,14 @@ format: $(VENV)/.ready ## Format the code
 bench: $(VENV)/.ready ## Run the benchmarks: the demo over three seeds, timings, memory
 	@$(BIN)/python -m benchmarks.demo $(ARGS)
 
+bench-algorithms: $(VENV)/.ready ## Learning curves of the algorithms and the large-lag experiment (over an hour)
+	@$(BIN)/python -m benchmarks.algorithms $(ARGS)
+
 proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh
 
 docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
-	@$(BIN)/python -m headrace.ledger.doc && $(BIN)/python -m headrace.config_doc
+	@$(BIN)/python -m headrace.ledger.doc > docs/ledger.md && $(BIN)/python -m headrace.config_doc
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis runs *.egg-info

@@ -320,6 +320,23 @@ class SampleModel:
             self._end(event, s, target, reason, last)
         return r.Verdict.OK
 
+    def reject(self, lineage: int, sample: str, attempt: int, reason: str, detail: str) -> r.FailStatus:
+        s = self.get(sample)
+        by = f"trainer:{lineage}"
+        if lineage == self.lineage and s:
+            for outcome in (r.FailStatus.RETRIED, r.FailStatus.DEAD):
+                if s.last == (outcome, by, attempt):
+                    return outcome
+            if s.state is State.TRAINING and s.lineage == lineage and s.attempt == attempt:
+                s.failures += 1
+                if s.failures > self.max_retries:
+                    self._end(Event.REJECT, s, State.DEAD, reason, (r.FailStatus.DEAD, by, attempt))
+                    return r.FailStatus.DEAD
+                self._ready(Event.REJECT, s, "rejected", (r.FailStatus.RETRIED, by, attempt))
+                return r.FailStatus.RETRIED
+        self._fenced("reject")
+        return r.FailStatus.FENCED
+
     def requeue_dead(self, sample: str) -> r.Verdict:
         s = self.get(sample)
         if s is None or s.state is not State.DEAD:

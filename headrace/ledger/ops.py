@@ -183,6 +183,15 @@ def drop(lineage: int, ids: Sequence[str], reason: str) -> Op[r.Verdict]:
     return Op("drop", (lineage, reason, *ids), _verdict)
 
 
+def reject(lineage: int, sample_id: str, attempt: int, reason: str, detail: str) -> Op[r.FailStatus]:
+    """The trainer cannot train what was generated: the sample starts again, or dies after too many times."""
+    return Op(
+        "reject",
+        (lineage, sample_id, attempt, reason, detail[:MAX_DETAIL]),
+        lambda raw: r.FailStatus(_text(raw[0])),
+    )
+
+
 def requeue_dead(sample_id: str) -> Op[r.Verdict]:
     """An operator sends a dead sample back to its start. ok | unknown."""
     return Op("requeue_dead", (sample_id,), _verdict)

@@ -53,6 +53,7 @@ class Event(enum.StrEnum):
     TRAIN = "train"
     BURY = "bury"
     DROP = "drop"
+    REJECT = "reject"
     REQUEUE_DEAD = "requeue_dead"
     ADOPT_TRAINED = "adopt_trained"
     ADOPT_REST = "adopt_rest"
@@ -112,6 +113,18 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_E.BURY, _S.TRAINING, _S.DEAD, f"{_LINEAGE} and claimed it"),
     Transition(_E.DROP, _S.QUEUED, _S.DROPPED, _LINEAGE),
     Transition(_E.DROP, _S.TRAINING, _S.DROPPED, f"{_LINEAGE} and claimed it"),
+    Transition(
+        _E.REJECT,
+        _S.TRAINING,
+        _S.READY,
+        f"{_LINEAGE} and claimed this attempt; failures <= max_retries: requeued(rejected)",
+    ),
+    Transition(
+        _E.REJECT,
+        _S.TRAINING,
+        _S.DEAD,
+        f"{_LINEAGE} and claimed this attempt; failures > max_retries: dead(reason)",
+    ),
     Transition(_E.REQUEUE_DEAD, _S.DEAD, _S.READY, "requeued(operator); failures and crashes start anew"),
     *(
         Transition(_E.ADOPT_TRAINED, source, _S.TRAINED, f"{_ADOPTING}; the checkpoint has trained it")

@@ -175,12 +175,15 @@ class Schedules(RuleBasedStateMachine):
         self.pair("train", self.m.lineage - int(not right and index % 2), self.step, ids)
 
     @when(State.TRAINING, State.QUEUED)
-    @rule(index=picks, right=mostly, how=st.sampled_from(["drop one", "drop two", "bury"]))
+    @rule(index=picks, right=mostly, how=st.sampled_from(["drop one", "drop two", "bury", "reject"]))
     def discard(self, index: int, right: bool, how: str) -> None:
         lineage = self.m.lineage - int(not right)
         ids = [s.id for i in range(index, index + 2) if (s := self.pick(i, State.TRAINING, State.QUEUED))]
         if how == "bury":
             self.pair("bury", lineage, ids[0], "malformed", "detail")
+        elif how == "reject":
+            s = self.m.records[int(ids[0])]
+            self.pair("reject", lineage, s.id, s.attempt - int(index % 5 == 0), "non_finite", "detail")
         else:
             self.pair("drop", lineage, ids if how == "drop two" else ids[:1], "filter")
 

@@ -52,6 +52,10 @@ def attempts_of(event: Event) -> list[Callable[[LockStep], object]]:
         Event.TRAIN: [lambda p: p("train", 1, 2, [ID]), lambda p: p("train", 0, 2, [ID])],
         Event.BURY: [lambda p: p("bury", 1, ID, "bad", ""), lambda p: p("bury", 0, ID, "bad", "")],
         Event.DROP: [lambda p: p("drop", 1, [ID], "x"), lambda p: p("drop", 0, [ID], "x")],
+        Event.REJECT: [
+            lambda p, n=n, a=a: p("reject", n, ID, a, "r", "d") for n, a in [(0, 1), (1, 2), (1, 1)]
+        ]
+        + [lambda p: (limit_zero(p), p("reject", 1, ID, 1, "r", "d"))],
         Event.REQUEUE_DEAD: [lambda p: p("requeue_dead", ID), lambda p: p("requeue_dead", "nobody")],
         Event.ADOPT_TRAINED: [
             adopting("adopt_trained", [(ID, 3)]),
