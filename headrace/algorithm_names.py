@@ -21,16 +21,34 @@ ESTIMATORS = {
     "reinforce_plus_plus_baseline": 2,
     "gpg": 2,
     "reinforce_plus_plus": 1,
+    "remax": 1,
+    "gae": 1,
+    "tppo": 1,
+    "optimal_token_baseline": 2,
+    "gdpo": 2,
 }
-"""Advantage estimators that the loop can feed, and the smallest `rollout.n` each makes sense with."""
+"""Advantage estimators, and the smallest `rollout.n` that each makes sense with."""
+
+CRITIC_ESTIMATORS = frozenset({"gae", "tppo"})
+"""They need values."""
 
 LOSSES = frozenset(
     {
         "ppo", "vanilla", "m2po", "sapo", "prime_rl", "kl_cov", "gpg", "cispo", "aipo", "dro",
-        "dppo_tv", "dppo_kl", "gspo", "gmpo", "geo_mean", "decoupled_ppo",
+        "dppo_tv", "dppo_kl", "gspo", "gmpo", "geo_mean", "decoupled_ppo", "bypass_ppo_clip",
+        "bypass_reinforce",
     }
 )  # fmt: skip
-"""Policy losses that the loop can feed."""
+"""Policy losses."""
+
+BYPASS_LOSSES = frozenset({"bypass_ppo_clip", "bypass_reinforce"})
+"""They apply the rollout correction themselves, to the ratio current / behaviour."""
+
+BEHAVIOUR_LOSSES = BYPASS_LOSSES | {"decoupled_ppo", "aipo", "dppo_tv", "dppo_kl"}
+"""They read the behaviour log-probs beside the old ones."""
+
+KL_PENALTIES = frozenset({"kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"})
+"""Estimators of the KL divergence; a `+` behind the name takes the gradient of k2."""
 
 AGGREGATIONS = frozenset(
     {"token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"}
@@ -44,21 +62,8 @@ LOSS_SETTINGS = frozenset(
 )  # fmt: skip
 """Numbers of the losses that `actor.policy_loss_settings` may set."""
 
-_MISSING = {
-    "gae": "it needs a critic, which the trainer does not have yet",
-    "tppo": "it needs a critic, which the trainer does not have yet",
-    "remax": "it needs the reward of a greedy response, which rollouters do not generate yet",
-    "optimal_token_baseline": "it needs sums over the vocabulary that the trainer does not keep yet",
-    "gdpo": "it needs rewards by component, which are not wired yet",
-    "bypass_ppo_clip": "it needs a rollout correction, which is not wired yet",
-    "bypass_reinforce": "it needs a rollout correction, which is not wired yet",
-}
-"""Pure functions that exist, but that the loop cannot feed, and why."""
-
 
 def _unknown(key: str, name: str, known: Collection[str]) -> str:
-    if name in _MISSING:
-        return f"{key} = {name} cannot run: {_MISSING[name]}; use one of {', '.join(sorted(known))}"
     near = difflib.get_close_matches(name, sorted(known), 1)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
     return f"{key} = {name} is unknown; {hint} (your own need algorithm.modules)"
@@ -80,9 +85,9 @@ def algorithm_problems(
                 f"rollout.n is {group}, but {estimator} compares the trajectories of a group: set rollout.n "
                 f"to {ESTIMATORS[estimator]} or more"
             )
-    elif not has_modules or estimator in _MISSING:
+    elif not has_modules:
         out.append(_unknown("algorithm.adv_estimator", estimator, ESTIMATORS))
-    if loss not in LOSSES and (not has_modules or loss in _MISSING):
+    if loss not in LOSSES and not has_modules:
         out.append(_unknown("actor.policy_loss", loss, LOSSES))
     if aggregation is not None and aggregation not in AGGREGATIONS and not has_modules:
         out.append(_unknown("actor.loss_agg_mode", aggregation, AGGREGATIONS))

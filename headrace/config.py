@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from headrace.algorithm_names import algorithm_problems
+from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
+from headrace.config_base import Section
+from headrace.config_problems import cross_field_problems
 from headrace.staleness import Mode, StalenessRule, derive_mode
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, and so are infinite numbers."""
-
-    model_config = ConfigDict(
-        extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
 
 class ModelConfig(Section):
@@ -77,6 +71,10 @@ class RolloutConfig(Section):
     """Trajectories per sample: the group."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of training rollouts; it travels with each trajectory."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the most likely tokens that have this probability together; 1 for all."""
+    top_k: int = Field(-1, ge=-1)
+    """Sample from that many of the most likely tokens; -1 for all."""
     total_rollout_steps: int = Field(gt=0)
     """Samples to generate and train in the whole run."""
     test_freq: int = Field(10, ge=0)
@@ -88,94 +86,6 @@ class RolloutConfig(Section):
     sample_timeout_s: float = Field(600.0, gt=0)
     """Deadline of one sample from take to finish, pauses not counted."""
     engine: EngineConfig = EngineConfig()
-
-
-class OptimConfig(Section):
-    """AdamW."""
-
-    lr: float = Field(1e-6, gt=0)
-    """Learning rate of AdamW after the warm-up."""
-    lr_warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps in which the rate rises linearly."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of AdamW's moments."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
-    grad_clip: float = Field(1.0, gt=0)
-    """Largest global norm of the gradient."""
-
-
-class ActorConfig(Section):
-    """The policy update."""
-
-    ppo_mini_batch_size: int = Field(gt=0)
-    """Samples (not trajectories) per optimizer step, over all ranks."""
-    ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
-    """Padded tokens per micro-batch and rank; a batch is cut to fit."""
-    policy_loss: str = "ppo"
-    """Loss per token; docs/algorithms.md lists the names."""
-    policy_loss_settings: dict[str, float] = {}
-    """Numbers that a loss has beside the clip ratios, e.g. `{tau_neg: 1.05}` for sapo."""
-    clip_ratio_low: float = Field(0.2, gt=0)
-    """The ratio counts down to 1 - this."""
-    clip_ratio_high: float = Field(0.28, gt=0)
-    """The ratio counts up to 1 + this."""
-    clip_ratio_c: float = Field(3.0, gt=1)
-    """Lower bound of the dual clip for negative advantages."""
-    behaviour_weight_cap: float | None = Field(5.0, gt=0)
-    """decoupled_ppo: bound on the weight proximal / behaviour; unset: no weight."""
-    behaviour_weight_action: Literal["mask", "clamp"] = "mask"
-    """decoupled_ppo: what becomes of tokens beyond the bound."""
-    loss_agg_mode: str | None = None
-    """How token losses become one, over the mini-batch on all ranks; unset: as the loss is defined."""
-    entropy_coeff: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus."""
-    optim: OptimConfig = OptimConfig()
-
-
-class RolloutCorrectionSection(Section):
-    """Weights and rejection for the difference of trainer and engine; the names are verl's."""
-
-    rollout_is: Literal["token", "sequence"] | None = None
-    """Importance weights old / behaviour; only with `async_training.use_rollout_log_probs: false`."""
-    rollout_is_threshold: float | str = 2.0
-    """A number truncates, `lower_upper` zeroes what is outside (IcePop)."""
-    rollout_rs: str | None = None
-    """Rejection criteria, separated by commas, e.g. `token_k1,seq_mean_k3`."""
-    rollout_rs_threshold: float | str | None = None
-    """A threshold for each criterion, or one for all."""
-    rollout_token_veto_threshold: float | None = Field(None, gt=0)
-    """Leave out every sequence with a token of trainer / engine below this."""
-
-
-class FilterGroupsConfig(Section):
-    """DAPO's dynamic sampling: groups whose rewards are all equal are dropped and replaced."""
-
-    enable: bool = False
-    """Drop them before training; the ledger counts them as `dropped(zero_spread)`."""
-    max_num_gen_batches: int = Field(10, gt=0)
-    """Batches' worth of samples that one update may use up before the run stops with an error."""
-
-
-class AlgorithmConfig(Section):
-    """From rewards to advantages."""
-
-    adv_estimator: str = "grpo"
-    """How rewards become advantages; docs/algorithms.md lists the names."""
-    norm_adv_by_std: bool = True
-    """Divide by the group's standard deviation; false gives Dr.GRPO's advantage."""
-    gamma: float = Field(1.0, gt=0, le=1)
-    """Discount per token, for estimators that look at tokens."""
-    overlong_buffer_len: int = Field(0, ge=0)
-    """DAPO's overlong penalty: length of the last stretch in which a response is punished; 0 for none."""
-    overlong_penalty_factor: float = Field(1.0, ge=0)
-    """The penalty of a response of full length."""
-    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
-    rollout_correction: RolloutCorrectionSection = RolloutCorrectionSection()
-    modules: list[str] = []
-    """Modules or Python files that register estimators, losses or aggregations of your own."""
 
 
 class AsyncTrainingConfig(Section):
@@ -213,6 +123,8 @@ class TrainerConfig(Section):
     """`auto`: from the newest valid checkpoint of the run; `never`: start anew."""
     claim_timeout_s: float = Field(1800.0, gt=0)
     """Longest wait for samples before the trainer gives up with an error."""
+    max_skipped_updates: int = Field(5, gt=0)
+    """Local updates in a row of which nothing was finite, after which the run stops with an error."""
 
     @field_validator("resume")
     @classmethod
@@ -319,6 +231,8 @@ class RunConfig(Section):
     data: DataConfig
     rollout: RolloutConfig
     actor: ActorConfig
+    critic: CriticConfig = CriticConfig()
+    ref: RefConfig = RefConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     async_training: AsyncTrainingConfig = AsyncTrainingConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -345,6 +259,20 @@ class RunConfig(Section):
         return derive_mode(self.rule)
 
     @property
+    def recomputes_old(self) -> bool:
+        """Whether the trainer keeps the window's first weights and scores every batch under them."""
+        return not self.async_training.use_rollout_log_probs
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether every group gets a greedy response beside it."""
+        return self.algorithm.adv_estimator == "remax"
+
+    @property
     def canary_limit(self) -> float:
         """`sync.canary_tolerance`, or what suits `model.dtype`."""
         if self.sync.canary_tolerance is not None:
@@ -363,7 +291,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        problems = list(_cross_field_problems(self))
+        problems = list(cross_field_problems(self))
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -376,70 +304,3 @@ class RunConfig(Section):
 
             plain["redis"]["url"] = masked(self.redis.url)
         return plain
-
-
-def _cross_field_problems(c: RunConfig) -> list[str]:
-    """What does not fit together, each with the change that mends it."""
-    out: list[str] = []
-    out += algorithm_problems(
-        c.algorithm.adv_estimator,
-        c.actor.policy_loss,
-        c.actor.loss_agg_mode,
-        c.actor.policy_loss_settings,
-        c.rollout.n,
-        bool(c.algorithm.modules),
-    )
-    correction, recomputed = c.algorithm.rollout_correction, not c.async_training.use_rollout_log_probs
-    if correction.rollout_is and not recomputed:
-        out.append(
-            "algorithm.rollout_correction.rollout_is would weigh the ratio twice, since the engine's "
-            "log-probs are the old ones: unset it, or set async_training.use_rollout_log_probs to false"
-        )
-    if c.actor.policy_loss == "decoupled_ppo":
-        if not recomputed:
-            out.append(
-                "actor.policy_loss = decoupled_ppo needs a proximal policy: set "
-                "async_training.use_rollout_log_probs to false"
-            )
-        if correction.rollout_is:
-            out.append(
-                "decoupled_ppo weighs proximal / behaviour itself: unset "
-                "algorithm.rollout_correction.rollout_is"
-            )
-    if correction.rollout_rs and correction.rollout_rs_threshold is None:
-        out.append("algorithm.rollout_correction.rollout_rs needs a rollout_rs_threshold")
-    if c.algorithm.filter_groups.enable and c.rollout.n < 2:
-        out.append("algorithm.filter_groups needs groups, but rollout.n is 1: set rollout.n to 2 or more")
-    if c.algorithm.overlong_buffer_len > c.data.max_response_length:
-        out.append(
-            f"algorithm.overlong_buffer_len = {c.algorithm.overlong_buffer_len} is longer than "
-            f"data.max_response_length = {c.data.max_response_length}: shorten it"
-        )
-    length = c.data.max_prompt_length + c.data.max_response_length
-    if c.model.max_model_len is not None and length > c.model.max_model_len:
-        out.append(
-            f"data.max_prompt_length + data.max_response_length = {length} is longer than "
-            f"model.max_model_len = {c.model.max_model_len}: shorten them or raise model.max_model_len"
-        )
-    if c.actor.clip_ratio_low >= 1:
-        out.append("actor.clip_ratio_low must be below 1 (the ratio's lower bound is 1 - clip_ratio_low)")
-    if length > c.actor.ppo_max_token_len_per_gpu:
-        out.append(
-            f"actor.ppo_max_token_len_per_gpu = {c.actor.ppo_max_token_len_per_gpu} does not hold one "
-            f"trajectory of {length} tokens: raise it to at least {length}"
-        )
-    if c.actor.ppo_mini_batch_size < c.world_size:
-        out.append(
-            f"actor.ppo_mini_batch_size = {c.actor.ppo_mini_batch_size} samples do not give each of "
-            f"{c.world_size} ranks one: raise it to at least {c.world_size}"
-        )
-    if c.rollout.total_rollout_steps < c.samples_per_update:
-        out.append(
-            f"rollout.total_rollout_steps = {c.rollout.total_rollout_steps} is less than one update of "
-            f"{c.samples_per_update} samples: raise it"
-        )
-    if c.sync.transport == "nccl" and c.trainer.device != "cuda":
-        out.append("sync.transport: nccl needs trainer.device: cuda; use gloo on CPU")
-    if c.rollout.test_freq and not c.data.val_files:
-        out.append("rollout.test_freq is set but data.val_files is empty: name a file or set test_freq to 0")
-    return out

@@ -22,7 +22,7 @@ changes single keys. Unknown keys are refused, and values that do not fit togeth
 change that mends them. `headrace run FILE --dry-run` checks everything and shows the plan. The resolved
 configuration lies in the run's directory as `config.yaml`.
 
-Made from the models in `headrace/config.py` by `make docs`.
+Made from the models in `headrace/config*.py` by `make docs`.
 """
 
 

@@ -19,12 +19,23 @@ def token_log_probs(
     """log p(token) and entropy (no gradient) under softmax(logits / temperature).
 
     logits: (B, T, V); token_ids: (B, T), the token that each position predicts; temperature: (B,),
-    the one that sampled. Computed in float32. Returns two tensors (B, T).
+    the one that sampled. Computed in float32, or in the dtype of more precise logits. Returns two tensors
+    (B, T).
     """
-    scaled = logits.float() / temperature[:, None, None].float()
+    scaled = _scaled(logits, temperature)
     normaliser = torch.logsumexp(scaled, dim=-1)
     picked = scaled.gather(-1, token_ids[..., None]).squeeze(-1)
     with torch.no_grad():
         p = torch.softmax(scaled, dim=-1)
         entropy = normaliser - (p * scaled).sum(-1)
     return picked - normaliser, entropy
+
+
+def sum_pi_squared(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Sum over the vocabulary of squared probabilities, shapes as in `token_log_probs`. (B, T)."""
+    return torch.softmax(_scaled(logits, temperature), dim=-1).square().sum(-1)
+
+
+def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    dtype = torch.promote_types(torch.float32, logits.dtype)
+    return logits.to(dtype) / temperature[:, None, None].to(dtype)

@@ -15,7 +15,8 @@ DEMO_CACHE = Path(".cache/demo")
 
 def demo_names(config: RunConfig) -> list[str]:
     """The `demo:` names in the configuration."""
-    named = [config.model.path, *config.data.train_files, *config.data.val_files]
+    models = [m for m in (config.model.path, config.ref.path, config.critic.path) if m is not None]
+    named = [*models, *config.data.train_files, *config.data.val_files]
     return [name for name in named if demo.is_demo_uri(name)]
 
 
@@ -59,8 +60,15 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
             "val_files": [path(f) for f in config.data.val_files],
         }
     )
+    ref, critic = config.ref, config.critic
+    if ref.path is not None:
+        ref = ref.model_copy(update={"path": path(ref.path)})
+    if critic.path is not None:
+        critic = critic.model_copy(update={"path": path(critic.path)})
     return config.model_copy(
         update={
+            "ref": ref,
+            "critic": critic,
             "model": config.model.model_copy(update={"path": path(config.model.path)}),
             "data": data,
             "custom_reward_function": reward,

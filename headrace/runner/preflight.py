@@ -38,6 +38,8 @@ def problems(config: RunConfig) -> list[str]:
 
 def _demo_names(config: RunConfig) -> Iterator[str]:
     named = {"model.path": [config.model.path]}
+    for key, section in (("ref.path", config.ref), ("critic.path", config.critic)):
+        named[key] = [section.path] if section.path is not None else []
     named |= {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
     for key, values in named.items():
         for value in values:
@@ -63,10 +65,18 @@ def _data(config: RunConfig) -> Iterator[str]:
 
 
 def _model(config: RunConfig) -> Iterator[str]:
-    if demo.is_demo_uri(config.model.path):
-        return
-    path = Path(config.model.path)
-    where = f"model.path: {path}"
+    used: dict[str, str | None] = {"model.path": config.model.path}
+    if config.uses_reference:
+        used["ref.path"] = config.ref.path
+    if config.critic.enable:
+        used["critic.path"] = config.critic.path
+    for key, named in used.items():
+        if named is not None and not demo.is_demo_uri(named):
+            yield from _model_directory(config, key, Path(named))
+
+
+def _model_directory(config: RunConfig, key: str, path: Path) -> Iterator[str]:
+    where = f"{key}: {path}"
     if not path.is_dir():
         yield f"{where}: no such directory; give a Hugging Face model directory on this machine"
         return
@@ -80,25 +90,25 @@ def _model(config: RunConfig) -> Iterator[str]:
         yield f"{where}/config.json: not readable as JSON: {error}; download the model again"
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         yield f"{where}: no tokenizer; copy tokenizer.json and tokenizer_config.json into it"
-    yield from _weights(path)
+    yield from _weights(key, path)
     if isinstance(settings, dict):
         yield from _lengths(config, settings)
 
 
-def _weights(path: Path) -> Iterator[str]:
+def _weights(key: str, path: Path) -> Iterator[str]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            yield f"model.path: {index}: not readable; download the model again"
+            yield f"{key}: {index}: not readable; download the model again"
             return
         missing = sorted(s for s in shards if not (path / s).is_file())
         if missing:
-            yield f"model.path: {path}: {', '.join(missing)} missing; download the model again"
+            yield f"{key}: {path}: {', '.join(missing)} missing; download the model again"
     elif not any(path.glob("*.safetensors")):
         yield (
-            f"model.path: {path}: no *.safetensors weights; save the model with "
+            f"{key}: {path}: no *.safetensors weights; save the model with "
             "save_pretrained(..., safe_serialization=True)"
         )
 

@@ -1,0 +1,156 @@
+"""What does not fit together in a configuration, each with the change that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headrace.algorithm_names import (
+    AGGREGATIONS,
+    BEHAVIOUR_LOSSES,
+    BYPASS_LOSSES,
+    CRITIC_ESTIMATORS,
+    KL_PENALTIES,
+    algorithm_problems,
+)
+
+if TYPE_CHECKING:
+    from headrace.config import RunConfig
+
+
+def cross_field_problems(c: RunConfig) -> list[str]:
+    """What does not fit together, each with the change that mends it."""
+    out: list[str] = []
+    out += algorithm_problems(
+        c.algorithm.adv_estimator,
+        c.actor.policy_loss,
+        c.actor.loss_agg_mode,
+        c.actor.policy_loss_settings,
+        c.rollout.n,
+        bool(c.algorithm.modules),
+    )
+    out += list(_algorithm_problems(c))
+    length = c.data.max_prompt_length + c.data.max_response_length
+    if c.model.max_model_len is not None and length > c.model.max_model_len:
+        out.append(
+            f"data.max_prompt_length + data.max_response_length = {length} is longer than "
+            f"model.max_model_len = {c.model.max_model_len}: shorten them or raise model.max_model_len"
+        )
+    if c.actor.clip_ratio_low >= 1:
+        out.append("actor.clip_ratio_low must be below 1 (the ratio's lower bound is 1 - clip_ratio_low)")
+    if length > c.actor.ppo_max_token_len_per_gpu:
+        out.append(
+            f"actor.ppo_max_token_len_per_gpu = {c.actor.ppo_max_token_len_per_gpu} does not hold one "
+            f"trajectory of {length} tokens: raise it to at least {length}"
+        )
+    if c.actor.ppo_mini_batch_size < c.world_size:
+        out.append(
+            f"actor.ppo_mini_batch_size = {c.actor.ppo_mini_batch_size} samples do not give each of "
+            f"{c.world_size} ranks one: raise it to at least {c.world_size}"
+        )
+    if c.rollout.total_rollout_steps < c.samples_per_update:
+        out.append(
+            f"rollout.total_rollout_steps = {c.rollout.total_rollout_steps} is less than one update of "
+            f"{c.samples_per_update} samples: raise it"
+        )
+    if c.sync.transport == "nccl" and c.trainer.device != "cuda":
+        out.append("sync.transport: nccl needs trainer.device: cuda; use gloo on CPU")
+    if c.rollout.test_freq and not c.data.val_files:
+        out.append("rollout.test_freq is set but data.val_files is empty: name a file or set test_freq to 0")
+    return out
+
+
+def _algorithm_problems(c: RunConfig) -> Iterator[str]:
+    """What does not fit together in the algorithm's settings."""
+    correction, recomputed, loss = c.algorithm.rollout_correction, c.recomputes_old, c.actor.policy_loss
+    if correction.rollout_is and not recomputed and loss != "bypass_reinforce":
+        yield (
+            "algorithm.rollout_correction.rollout_is would weigh the ratio twice, since the engine's "
+            "log-probs are the old ones: unset it, or set async_training.use_rollout_log_probs to false"
+        )
+    if loss == "decoupled_ppo":
+        approximated = c.actor.prox_logp_method != "recompute"
+        if not recomputed and not approximated:
+            yield (
+                "actor.policy_loss = decoupled_ppo needs a proximal policy: set "
+                "async_training.use_rollout_log_probs to false, or actor.prox_logp_method to loglinear"
+            )
+        if recomputed and approximated:
+            yield (
+                f"actor.prox_logp_method = {c.actor.prox_logp_method} needs no recomputed log-probs: set "
+                "async_training.use_rollout_log_probs to true, or actor.prox_logp_method to recompute"
+            )
+        if correction.rollout_is:
+            yield (
+                "decoupled_ppo weighs proximal / behaviour itself: unset "
+                "algorithm.rollout_correction.rollout_is"
+            )
+    elif c.actor.prox_logp_method != "recompute":
+        yield "actor.prox_logp_method is for actor.policy_loss = decoupled_ppo: set that, or leave it out"
+    if c.algorithm.adv_estimator == "optimal_token_baseline" and not recomputed:
+        yield (
+            "optimal_token_baseline needs sums over the vocabulary under the old policy, which only the "
+            "trainer can compute: set async_training.use_rollout_log_probs to false"
+        )
+    if loss in BYPASS_LOSSES and recomputed:
+        yield (
+            f"{loss} takes the engine's log-probs as the old ones: set async_training.use_rollout_log_probs "
+            "to true"
+        )
+    if correction.rollout_rs and correction.rollout_rs_threshold is None:
+        yield "algorithm.rollout_correction.rollout_rs needs a rollout_rs_threshold"
+    yield from _sampling_problems(c)
+    yield from _critic_problems(c)
+    a = c.algorithm
+    if a.use_kl_in_reward and a.kl_penalty not in KL_PENALTIES:
+        yield f"algorithm.kl_penalty = {a.kl_penalty} is unknown; known: {', '.join(sorted(KL_PENALTIES))}"
+    if c.actor.use_kl_loss and c.actor.kl_loss_type.removesuffix("+") not in KL_PENALTIES:
+        known = ", ".join(sorted(KL_PENALTIES))
+        yield f"actor.kl_loss_type = {c.actor.kl_loss_type} is unknown; known: {known}, each also with a +"
+    if a.gdpo_reward_weights is not None and len(a.gdpo_reward_weights) != len(a.gdpo_reward_keys):
+        yield (
+            f"algorithm.gdpo_reward_weights has {len(a.gdpo_reward_weights)} numbers for "
+            f"{len(a.gdpo_reward_keys)} algorithm.gdpo_reward_keys: give one for each"
+        )
+    if a.gdpo_reward_keys and a.adv_estimator != "gdpo":
+        yield "algorithm.gdpo_reward_keys is for algorithm.adv_estimator = gdpo: set that, or leave it out"
+    if a.filter_groups.enable and c.rollout.n < 2:
+        yield "algorithm.filter_groups needs groups, but rollout.n is 1: set rollout.n to 2 or more"
+    if a.overlong_buffer_len > c.data.max_response_length:
+        yield (
+            f"algorithm.overlong_buffer_len = {a.overlong_buffer_len} is longer than "
+            f"data.max_response_length = {c.data.max_response_length}: shorten it"
+        )
+
+
+def _sampling_problems(c: RunConfig) -> Iterator[str]:
+    """With top-p or top-k the engine's log-probs are those of the kept tokens, renormalised: no ratio of them
+    to the trainer's, which know nothing of the kept set, means anything."""
+    if c.rollout.top_p == 1 and c.rollout.top_k in (-1, 0):
+        return
+    what = "rollout.top_p" if c.rollout.top_p < 1 else "rollout.top_k"
+    change = f"set rollout.top_p to 1 and rollout.top_k to -1 (found {what})"
+    if not c.recomputes_old:
+        yield (
+            f"{what} makes the engine's log-probs those of the kept tokens only, and they are the old ones "
+            f"of the ratio: {change}, or async_training.use_rollout_log_probs to false"
+        )
+    r = c.algorithm.rollout_correction
+    corrects = r.rollout_is or r.rollout_rs or r.rollout_token_veto_threshold
+    if c.actor.policy_loss in BEHAVIOUR_LOSSES or corrects:
+        yield (
+            f"{what} makes the engine's log-probs those of the kept tokens only, and {c.actor.policy_loss} "
+            f"or the rollout correction compares them with the trainer's: {change}"
+        )
+
+
+def _critic_problems(c: RunConfig) -> Iterator[str]:
+    estimator, enabled = c.algorithm.adv_estimator, c.critic.enable
+    if estimator in CRITIC_ESTIMATORS and not enabled:
+        yield f"algorithm.adv_estimator = {estimator} needs a critic: set critic.enable to true"
+    if enabled and estimator not in CRITIC_ESTIMATORS and not c.algorithm.modules:
+        names = " or ".join(sorted(CRITIC_ESTIMATORS))
+        yield f"critic.enable is set, but {estimator} uses no values: unset it, or take {names}"
+    if enabled and c.critic.loss_agg_mode not in AGGREGATIONS and not c.algorithm.modules:
+        known = ", ".join(sorted(AGGREGATIONS))
+        yield f"critic.loss_agg_mode = {c.critic.loss_agg_mode} is unknown; known: {known}"
