@@ -89,6 +89,8 @@ class Sample:
     attempt: int
     generate_s: float = 0.0
     reward_s: float = 0.0
+    baseline_reward: float | None = None
+    """Of a greedy response to the same prompt, where the estimator asks for one."""
 
     @property
     def tokens(self) -> int:
@@ -227,6 +229,7 @@ def encode_sample(s: Sample) -> bytes:
         attempt=s.attempt,
         generate_s=s.generate_s,
         reward_s=s.reward_s,
+        baseline_reward=s.baseline_reward,
     ).SerializeToString()
 
 
@@ -234,6 +237,9 @@ def decode_sample(raw: bytes) -> Sample:
     m = _parse(pb.Sample(), raw, "sample")
     if not m.trajectories:
         raise WireError("sample has no trajectories")
+    baseline = m.baseline_reward if m.HasField("baseline_reward") else None
+    if baseline is not None and not math.isfinite(baseline):
+        raise WireError("baseline_reward is not finite")
     return Sample(
         _prompt_from_pb(m.prompt),
         [_trajectory_from_pb(t, finished=True) for t in m.trajectories],
@@ -241,6 +247,7 @@ def decode_sample(raw: bytes) -> Sample:
         m.attempt,
         m.generate_s,
         m.reward_s,
+        baseline,
     )
 
 

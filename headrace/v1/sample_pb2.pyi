@@ -74,20 +74,22 @@ class Trajectory(_message.Message):
     def __init__(self, response_token_ids: _Optional[bytes] = ..., behaviour_log_probs: _Optional[bytes] = ..., loss_mask: _Optional[bytes] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., temperature: _Optional[float] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("prompt", "trajectories", "owner", "attempt", "generate_s", "reward_s")
+    __slots__ = ("prompt", "trajectories", "owner", "attempt", "generate_s", "reward_s", "baseline_reward")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     GENERATE_S_FIELD_NUMBER: _ClassVar[int]
     REWARD_S_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_REWARD_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     trajectories: _containers.RepeatedCompositeFieldContainer[Trajectory]
     owner: str
     attempt: int
     generate_s: float
     reward_s: float
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., owner: _Optional[str] = ..., attempt: _Optional[int] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ...) -> None: ...
+    baseline_reward: float
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., owner: _Optional[str] = ..., attempt: _Optional[int] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., baseline_reward: _Optional[float] = ...) -> None: ...
 
 class ParkedGroup(_message.Message):
     __slots__ = ("trajectories",)

@@ -94,7 +94,7 @@ class Engine:
     async def generate(self, prompt_ids: np.ndarray, head: Trajectory, seed: int | None) -> Trajectory:
         """`head` continued to its end; UNFINISHED when it was aborted on the way.
 
-        prompt_ids: (P,) int32. `seed` None means greedy (validation).
+        prompt_ids: (P,) int32. `seed` None means greedy.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -104,6 +104,8 @@ class Engine:
         params = SamplingParams(
             n=1,
             temperature=0.0 if greedy else head.temperature,
+            top_p=1.0 if greedy else self._config.rollout.top_p,
+            top_k=0 if greedy else max(0, self._config.rollout.top_k),
             max_tokens=room,
             logprobs=0,
             seed=seed,

@@ -13,7 +13,9 @@ ACTIVE = Counter(
 WINDOW = Counter("headrace_rollouter_window_seconds_total", "Seconds in which the engine could have run")
 RUNNING = Gauge("headrace_rollouter_running_sequences", "Sequences running in the engine")
 TARGET = Gauge("headrace_rollouter_target_sequences", "Sequences that run when every slot is taken")
-VERSION = Gauge("headrace_policy_version", "Policy version that this engine runs; -1 before the first")
+VERSION = Gauge(
+    "headrace_rollouter_policy_version", "Policy version that this engine runs; -1 before the first"
+)
 RESPONSE_TOKENS = Histogram(
     "headrace_response_length_tokens",
     "Tokens of finished responses",

@@ -159,8 +159,8 @@ class Worker:
         try:
             prompt = decode_prompt(item.prompt)
             group = decode_parked(item.work) if item.work else self._fresh_group()
-            if len(group) != self._config.rollout.n:
-                raise WireError(f"parked group of {len(group)}, rollout.n is {self._config.rollout.n}")
+            if len(group) != self._group_size:
+                raise WireError(f"parked group of {len(group)}, {self._group_size} are asked for")
         except WireError as error:
             await self._fail(item, "malformed", str(error))
             return
@@ -185,8 +185,16 @@ class Worker:
             await self._fail(item, "reward_error", _trace(error))
             return
         await self.trusted.wait()
-        scored = time.monotonic()
-        sample = Sample(prompt, group, self._owner, item.attempt, generated - began, scored - generated)
+        baseline = group.pop().reward if self._config.has_greedy_baseline else None
+        sample = Sample(
+            prompt,
+            group,
+            self._owner,
+            item.attempt,
+            generated - began,
+            time.monotonic() - generated,
+            baseline,
+        )
         verdict = await self._ledger.run(
             ops.finish(
                 self._owner,
@@ -205,9 +213,13 @@ class Worker:
         self.samples_finished += 1
         metrics.SAMPLES.inc()
 
+    @property
+    def _group_size(self) -> int:
+        """Trajectories to train and, behind them, the greedy one where there is one."""
+        return self._config.rollout.n + self._config.has_greedy_baseline
+
     def _fresh_group(self) -> list[Trajectory]:
-        r = self._config.rollout
-        return [empty_trajectory(r.temperature) for _ in range(r.n)]
+        return [empty_trajectory(self._config.rollout.temperature) for _ in range(self._group_size)]
 
     async def _generate_group(self, prompt: Prompt, group: list[Trajectory]) -> list[Trajectory]:
         """Every unfinished trajectory continued. Raises TimeoutError past the sample's deadline."""
@@ -230,7 +242,9 @@ class Worker:
     async def _trajectory(self, prompt: Prompt, t: Trajectory, index: int) -> Trajectory:
         if t.finish_reason is not FinishReason.UNFINISHED or self.draining:
             return t
-        seed = sampling_seed(self._config.seed, prompt.sample_id, index, len(t.token_ids))
+        seed: int | None = sampling_seed(self._config.seed, prompt.sample_id, index, len(t.token_ids))
+        if index == self._config.rollout.n:
+            seed = None  # the greedy one
         done = await self._engine.generate(prompt.token_ids, t, seed)
         if done.finish_reason is not FinishReason.UNFINISHED:
             metrics.RESPONSE_TOKENS.observe(len(done.token_ids))
