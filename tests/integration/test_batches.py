@@ -110,6 +110,44 @@ def test_malformed_payloads_are_buried_and_replaced(ledger: SyncLedger, ranks: R
     assert ledger.run(ops.stats()).counts["trained"] == 3
 
 
+def test_what_cannot_be_trained_starts_again_and_dies_in_the_end(ledger: SyncLedger, ranks: Ranks) -> None:
+    finish_all(ledger, {})
+    ledger.run(ops.configure(6, 2, 1, 0, 6, "test"))  # one retry
+    batches = Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False)
+    batch = batches.next(0)
+    assert batch is not None
+    bad, good = (i.sample_id for i in batch.items)
+    batches.reject(batch, {bad: "not finite"})
+    assert [i.sample_id for i in batch.items] == [good]
+    assert [s.prompt.sample_id for mini in batch.mini for s in mini] == [good]
+    assert ledger.run(ops.train(1, 1, [good])) == "ok"
+    again = ledger.run(ops.take(OWNER, 0, 6)).items
+    assert [i.sample_id for i in again] == [bad]
+    payload = encode_sample(sample(int(bad), again[0].attempt))
+    assert ledger.run(ops.finish(OWNER, bad, again[0].attempt, payload, 0, 0, 12)) == "ok"
+    trained = 1
+    while (batch := batches.next(0)) is not None:
+        trained += 1
+        batches.reject(batch, {bad: "not finite"})
+        if batch.items:
+            assert ledger.run(ops.train(1, trained, [i.sample_id for i in batch.items])) == "ok"
+    stats = ledger.run(ops.stats())
+    assert (stats.counts["dead"], stats.counts["trained"]) == (1, 5)
+    (dead,) = ledger.run(ops.dead())
+    assert (dead.sample_id, dead.reason, dead.detail) == (bad, "non_finite", "not finite")
+    assert stats.requeued == {"rejected": 1}
+
+
+def test_a_late_trainer_takes_nothing_back(ledger: SyncLedger, ranks: Ranks) -> None:
+    finish_all(ledger, {})
+    batches = Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False)
+    batch = batches.next(0)
+    assert batch is not None
+    assert ledger.run(ops.open_lineage(1)).ok
+    with pytest.raises(ClaimFailed, match="refused to take back"):
+        batches.reject(batch, {batch.items[0].sample_id: "not finite"})
+
+
 def filtering(limit: int) -> RunConfig:
     plain = CONFIG.model_dump()
     plain["algorithm"]["filter_groups"] = {"enable": True, "max_num_gen_batches": limit}

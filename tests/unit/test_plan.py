@@ -14,7 +14,7 @@ from headrace_trainer.plan import Item, assign, micro_batches, mini_batches, ord
 def items_of(tokens: list[int]) -> list[Item]:
     """Distinct ids, in an order that is neither theirs nor that of their tokens."""
     ids = [f"{(7 * i + 3) % len(tokens) if len(tokens) % 7 else i:010d}" for i in range(len(tokens))]
-    return [Item(i, n, 0, 0, 0.0) for i, n in zip(ids, tokens, strict=True)]
+    return [Item(i, 1, n, 0, 0, 0.0) for i, n in zip(ids, tokens, strict=True)]
 
 
 batches = st.lists(st.integers(1, 50), max_size=40).map(items_of)

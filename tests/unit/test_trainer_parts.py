@@ -14,6 +14,7 @@ from headrace.comm.store import serve_store
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer.checkpoint import MANIFEST, Checkpoints, Progress, newest
+from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog
 from headrace_trainer.weight_server import MovedOn, WeightServer
@@ -26,9 +27,7 @@ def ranks() -> Iterator[Ranks]:
         yield found
 
 
-def training(
-    seed: int,
-) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+def training(seed: int) -> Learnable:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -36,25 +35,36 @@ def training(
     model(torch.randn(5, 4)).square().sum().backward()
     optimizer.step()
     schedule.step()
-    return model, optimizer, schedule
+    return Learnable(model, optimizer, schedule)
 
 
-def test_a_checkpoint_brings_everything_back(tmp_path: Path, ranks: Ranks) -> None:
-    model, optimizer, schedule = training(0)
-    progress = Progress(step=3, optimizer_steps=6, version=2, lineage=1, trained={"0000000000": 1})
-    path = Checkpoints(tmp_path, 2, model, optimizer, schedule, ranks).save(progress)
+@pytest.mark.parametrize("names", [["policy"], ["policy", "critic"]])
+def test_a_checkpoint_brings_everything_back(names: list[str], tmp_path: Path, ranks: Ranks) -> None:
+    parts = {name: training(seed) for seed, name in enumerate(names)}
+    progress = Progress(
+        step=3, optimizer_steps=6, version=2, lineage=1, trained={"0000000000": 1}, kl_coef=0.25
+    )
+    path = Checkpoints(tmp_path, 2, parts, ranks).save(progress)
     assert newest(tmp_path) == path
-    other, other_optimizer, other_schedule = training(1)
-    found = Checkpoints(tmp_path, 2, other, other_optimizer, other_schedule, ranks).load(path)
-    assert found == progress
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(p, q)
-        assert torch.equal(optimizer.state[p]["exp_avg"], other_optimizer.state[q]["exp_avg"])
-    assert other_schedule.state_dict()["last_epoch"] == schedule.state_dict()["last_epoch"]
+    others = {name: training(seed + 7) for seed, name in enumerate(names)}
+    assert Checkpoints(tmp_path, 2, others, ranks).load(path) == progress
+    for name, part in parts.items():
+        other = others[name]
+        for p, q in zip(part.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.equal(p, q)
+            assert torch.equal(part.optimizer.state[p]["exp_avg"], other.optimizer.state[q]["exp_avg"])
+        assert other.schedule.state_dict()["last_epoch"] == part.schedule.state_dict()["last_epoch"]
+
+
+def test_a_checkpoint_without_a_critic_does_not_serve_one(tmp_path: Path, ranks: Ranks) -> None:
+    path = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks).save(Progress(step=3))
+    both = {"policy": training(1), "critic": training(2)}
+    with pytest.raises(ValueError, match="critic"):
+        Checkpoints(tmp_path, 2, both, ranks).load(path)
 
 
 def test_saving_is_atomic_and_keeps_the_newest(tmp_path: Path, ranks: Ranks) -> None:
-    checkpoints = Checkpoints(tmp_path, 2, *training(0), ranks)
+    checkpoints = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
     for step in (1, 2, 3):
         checkpoints.save(Progress(step=step, lineage=1))
     assert sorted(d.name for d in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
@@ -71,7 +81,7 @@ def test_saving_is_atomic_and_keeps_the_newest(tmp_path: Path, ranks: Ranks) -> 
 
 
 def test_a_damaged_manifest_says_so(tmp_path: Path, ranks: Ranks) -> None:
-    checkpoints = Checkpoints(tmp_path, 2, *training(0), ranks)
+    checkpoints = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
     path = checkpoints.save(Progress(step=1))
     (path / MANIFEST).write_text('{"format": 1, "step"')
     with pytest.raises(ValueError, match=r"manifest\.json"):
@@ -80,7 +90,7 @@ def test_a_damaged_manifest_says_so(tmp_path: Path, ranks: Ranks) -> None:
 
 def test_the_server_serves_the_version_that_was_asked_for(ranks: Ranks) -> None:
     """A late joiner that asks for v must not get v+1 under v's name."""
-    model, _, _ = training(0)
+    model = training(0).model
     store = serve_store("127.0.0.1")
     server = WeightServer(Snapshot(model, "float32", 1024, None), store, 0, torch.device("cpu"))
     server.write_snapshot(4)

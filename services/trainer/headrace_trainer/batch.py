@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
-from headrace.ledger.replies import Claimed, ClaimStatus
+from headrace.ledger.replies import Claimed, ClaimStatus, FailStatus
 from headrace.wire import Sample, WireError, decode_sample
 from headrace_trainer.plan import Item, assign, mini_batches, order
 from headrace_trainer.ranks import Ranks
@@ -40,10 +40,13 @@ class Batch:
     """All samples of the batch, in order of training."""
     mini: list[list[Sample]]
     """Per mini-batch the samples of this rank."""
-    mini_samples: list[int]
-    """Per mini-batch the number of samples over all ranks."""
     wait_s: float
     """Seconds in which rank 0 waited for samples."""
+
+    def remove(self, ids: Collection[str]) -> None:
+        """Leave out samples that were not trained."""
+        self.items = [i for i in self.items if i.sample_id not in ids]
+        self.mini = [[s for s in mini if s.prompt.sample_id not in ids] for mini in self.mini]
 
 
 class Batches:
@@ -73,7 +76,10 @@ class Batches:
             claimed += more
             if not claimed:
                 return None
-            items = [Item(c.sample_id, c.tokens, c.min_version, c.max_version, c.t_finished) for c in claimed]
+            items = [
+                Item(c.sample_id, c.attempt, c.tokens, c.min_version, c.max_version, c.t_finished)
+                for c in claimed
+            ]
             items = order(items, self._config.rule.max_required == self._config.rule.window)
             cut = mini_batches(items, self._config.actor.ppo_mini_batch_size)
             shares = [assign(mini, self._ranks.world_size)[self._ranks.rank] for mini in cut]
@@ -84,7 +90,7 @@ class Batches:
             filtered += len(flat)
             if not bad and not flat:
                 mini = [[decoded[i.sample_id] for i in share] for share in shares]
-                return Batch(items, mini, [len(c) for c in cut], wait_s)
+                return Batch(items, mini, wait_s)
             self._bury(bad)
             claimed = [c for c in claimed if c.sample_id not in bad and c.sample_id not in flat]
             self._check_refills(filtered, want)
@@ -171,6 +177,30 @@ class Batches:
         longest = max(len(t.token_ids) for t in sample.trajectories)
         if longest > self._config.data.max_response_length:
             raise WireError(f"response of {longest} tokens is over the limit")
+        if self._config.has_greedy_baseline and sample.baseline_reward is None:
+            raise WireError("no reward of a greedy response")
+        for key in self._config.algorithm.gdpo_reward_keys:
+            if key != "score" and any(key not in t.reward_parts for t in sample.trajectories):
+                raise WireError(f"the reward gave no part {key!r} (algorithm.gdpo_reward_keys)")
+
+    def reject(self, batch: Batch, rejected: Mapping[str, str]) -> None:
+        """Take samples out of a claimed batch that could not be trained: id -> why, the same on all ranks.
+
+        They start again from their prompts; after too many times the ledger buries them.
+        """
+        if not rejected:
+            return
+        if self._ranks.is_first:
+            for item in batch.items:
+                if (detail := rejected.get(item.sample_id)) is None:
+                    continue
+                answer = self._ledger.run(
+                    ops.reject(self._lineage, item.sample_id, item.attempt, "non_finite", detail)
+                )
+                if answer is FailStatus.FENCED:
+                    raise ClaimFailed(f"the ledger refused to take back sample {item.sample_id}")
+                log.error("sample rejected", extra={"sample": item.sample_id, "answer": str(answer)})
+        batch.remove(rejected)
 
     def _bury(self, bad: dict[str, str]) -> None:
         if self._ranks.is_first:

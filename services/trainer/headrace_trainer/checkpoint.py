@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
 
 log = logging.getLogger("headrace.trainer.checkpoint")
@@ -54,6 +56,8 @@ class Progress:
     """Sample id -> step that trained it."""
     step_of_version: dict[str, int] = field(default_factory=dict)
     """Policy version -> optimizer steps before its snapshot."""
+    kl_coef: float | None = None
+    """Of the KL divergence in the reward, as the controller left it."""
 
 
 def newest(directory: Path) -> Path | None:
@@ -87,17 +91,27 @@ class Checkpoints:
         self,
         directory: Path,
         keep: int,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedule: torch.optim.lr_scheduler.LRScheduler,
+        parts: Mapping[str, Learnable],
         ranks: Ranks,
     ) -> None:
+        """`parts`: what is trained, by name; `policy` is one of them."""
         self._directory = directory
         self._keep = keep
-        self._model = model
-        self._optimizer = optimizer
-        self._schedule = schedule
+        self._parts = parts
         self._ranks = ranks
+
+    def _state(self) -> dict[str, Any]:
+        """Sharded, and where `dcp.load` writes to. The policy's stands at the top."""
+        out: dict[str, Any] = {}
+        for name, part in self._parts.items():
+            model_state, optimizer_state = get_state_dict(part.model, part.optimizer)
+            prefix = "" if name == "policy" else f"{name}/"
+            out |= {
+                f"{prefix}model": model_state,
+                f"{prefix}optimizer": optimizer_state,
+                f"{prefix}schedule": part.schedule.state_dict(),
+            }
+        return out
 
     def save(self, progress: Progress) -> Path:
         """All ranks together. When it returns the checkpoint is on disk."""
@@ -110,13 +124,7 @@ class Checkpoints:
                 shutil.rmtree(stale, ignore_errors=True)
             fresh.mkdir(parents=True)
         self._ranks.share(None)
-        model_state, optimizer_state = get_state_dict(self._model, self._optimizer)
-        state: dict[str, Any] = {
-            "model": model_state,
-            "optimizer": optimizer_state,
-            "schedule": self._schedule.state_dict(),
-        }
-        dcp.save(state, checkpoint_id=fresh, process_group=self._ranks.control)
+        dcp.save(self._state(), checkpoint_id=fresh, process_group=self._ranks.control)
         if self._ranks.is_first:
             plain = {"format": FORMAT, **asdict(progress)}
             with (fresh / MANIFEST).open("w") as handle:
@@ -135,27 +143,27 @@ class Checkpoints:
     def load(self, checkpoint: Path) -> Progress:
         """All ranks together, on any number of ranks. Raises ValueError when it cannot be read."""
         progress = read_manifest(checkpoint)
-        model_state, optimizer_state = get_state_dict(self._model, self._optimizer)
-        state: dict[str, Any] = {
-            "model": model_state,
-            "optimizer": optimizer_state,
-            "schedule": self._schedule.state_dict(),
-        }
-        dcp.load(state, checkpoint_id=checkpoint, process_group=self._ranks.control)
-        set_state_dict(
-            self._model,
-            self._optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        self._schedule.load_state_dict(state["schedule"])
+        state = self._state()
+        try:
+            dcp.load(state, checkpoint_id=checkpoint, process_group=self._ranks.control)
+        except dcp.api.CheckpointException as error:
+            raise ValueError(f"{checkpoint} does not fit this run: {error}") from error
+        for name, part in self._parts.items():
+            prefix = "" if name == "policy" else f"{name}/"
+            set_state_dict(
+                part.model,
+                part.optimizer,
+                model_state_dict=state[f"{prefix}model"],
+                optim_state_dict=state[f"{prefix}optimizer"],
+            )
+            part.schedule.load_state_dict(state[f"{prefix}schedule"])
         log.info("checkpoint loaded", extra={"path": str(checkpoint), "step": progress.step})
         return progress
 
     def full_state(self) -> dict[str, torch.Tensor]:
         """Full parameters on rank 0's host memory, an empty dictionary elsewhere. All ranks together."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self._model, options=options)
+        state = get_model_state_dict(self._parts["policy"].model, options=options)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
 
     def _retain(self) -> None:

@@ -15,6 +15,7 @@ class Item:
     """A claimed sample as the plan sees it."""
 
     sample_id: str
+    attempt: int
     tokens: int
     min_version: int
     max_version: int

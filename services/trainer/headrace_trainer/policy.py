@@ -1,19 +1,14 @@
-"""The policy model under FSDP2: loading, sharding, log-probs of given tokens."""
+"""The policy model: loading, exporting."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from headrace.config import RunConfig
 from headrace_trainer.ranks import Ranks
-
-_MIN_LAYER_NUMEL = 1_000_000
-"""Smaller layers are gathered together with the root: a collective each would cost more than it saves."""
+from headrace_trainer.sharding import shard
 
 
 def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
@@ -25,26 +20,7 @@ def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
         config.model.path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
     )
     model.config.use_cache = False
-    # Dropout would make the log-probs that engine and trainer are compared by, and every ratio, noisy.
-    model.eval()
-    model.to(ranks.device)
-    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
-    compute: torch.dtype = getattr(torch, config.model.dtype)
-    mixed = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    options: dict[str, Any] = {"mesh": mesh}
-    if compute is not torch.float32:
-        options["mp_policy"] = mixed
-    for layer in decoder_layers(model):
-        if sum(p.numel() for p in layer.parameters()) >= _MIN_LAYER_NUMEL:
-            fully_shard(layer, **options)
-    fully_shard(model, **options)
-    return model
-
-
-def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks that are sharded one by one: the largest module list of the model."""
-    lists = [list(m.children()) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-    return max(lists, key=len, default=[])
+    return shard(model, config.model.dtype, ranks)
 
 
 def export_model(config: RunConfig, state: dict[str, torch.Tensor], out: Path) -> None:

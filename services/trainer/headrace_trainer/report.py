@@ -19,9 +19,9 @@ from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import metrics
 from headrace_trainer.batch import Batch
 from headrace_trainer.checkpoint import Progress
+from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog, spread, staleness_metrics
-from headrace_trainer.update import UpdateSums
 
 
 class Report:
@@ -64,7 +64,7 @@ class Report:
 
     def begin_update(self, batch: Batch, window: int) -> None:
         """The batch is here: what lies between the last row's end and now was waiting for it."""
-        self._phases["gen_wait"] = time.monotonic() - self._row_began
+        self._phases = {"gen_wait": time.monotonic() - self._row_began}
         self._window = window
 
     # -- sync ------------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ class Report:
         """Count on from a checkpoint's wall clock."""
         self._wall_before = wall_s
 
-    def end_update(self, batch: Batch, p: Progress, sums: UpdateSums, lr: float) -> None:
+    def end_update(self, batch: Batch, p: Progress, learned: Learned, lr: float) -> None:
         """Collective: every rank's sums and facts, one row on rank 0."""
         with self.phase("report"):
-            total = self._ranks.sums(sums.vector())
+            total = self._ranks.sums(learned.sums.vector())
             mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
             facts = self._ranks.gather_all(
                 {
@@ -139,7 +139,7 @@ class Report:
             return
         now = time.monotonic()
         step_s = now - self._row_began
-        row = self._row(batch, p, sums, total, facts, stats, step_s, lr)
+        row = self._row(batch, p, learned, total, facts, stats, step_s, lr)
         self._log.update(row)
         metrics.observe(row, self._phases, samples, self._config.rollout.n)
         self._phases = {}
@@ -150,15 +150,15 @@ class Report:
         self,
         batch: Batch,
         p: Progress,
-        sums: UpdateSums,
+        learned: Learned,
         total: list[float],
         facts: list[dict[str, Any]],
         stats: Stats,
         step_s: float,
         lr: float,
     ) -> dict[str, Any]:
-        tokens, loss, clipped, lower, kl, k3, entropy, weight, squared, old_kl = total
-        tokens = max(tokens, 1.0)
+        tokens, loss, clipped, lower, kl, k3, entropy, weight, squared, old_kl, reference = total
+        tokens, sums = max(tokens, 1.0), learned.sums
         rewards = [r for f in facts for r in f["rewards"]]
         lengths = [n for f in facts for n in f["lengths"]]
         samples = len(batch.items)
@@ -179,7 +179,7 @@ class Report:
             "fully_async/partial/partial_ratio": partial / in_window if in_window else 0.0,
             "fully_async/partial/max_partial_span": span,
             **staleness_metrics(
-                batch.items, self._window, p.step_of_version, p.optimizer_steps - len(batch.mini)
+                batch.items, self._window, p.step_of_version, p.optimizer_steps - learned.optimizer_steps
             ),
             "queue/depth": stats.counts["queued"],
             "queue/in_flight": stats.counts["in_flight"],
@@ -195,8 +195,9 @@ class Report:
             "actor/pg_clipfrac_lower": lower / tokens,
             "actor/ppo_kl": old_kl / tokens,
             "actor/entropy": entropy / tokens,
-            "actor/grad_norm": sums.grad_norms[-1],
+            "actor/grad_norm": sums.grad_norms[-1] if sums.grad_norms else 0.0,
             "actor/skipped_steps": sums.skipped,
+            "queue/rejected": len(learned.rejected),
             "actor/lr": lr,
             "rollout_corr/ess": weight * weight / (tokens * squared) if squared > 0 else 1.0,
             "rollout_corr/kl": kl / tokens,
@@ -208,8 +209,12 @@ class Report:
             "group/zero_std_ratio": sum(f["zero"] for f in facts) / samples,
             "timing_s/step": step_s,
             **{f"timing_s/{name}": seconds for name, seconds in self._phases.items()},
+            **learned.metrics,
             **self._sync,
         }
+        if self._config.actor.use_kl_loss:
+            row["actor/kl_loss"] = reference / tokens
+            row["actor/kl_coef"] = self._config.actor.kl_loss_coef
         if self._idle is not None:
             row["rollouter/idle_ratio"] = self._idle
         return row

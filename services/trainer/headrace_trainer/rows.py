@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from headrace.wire import Float32Array, Prompt, Trajectory
+from headrace.wire import Prompt, Sample, Trajectory
+from headrace_trainer.plan import micro_batches
+from headrace_trainer.ranks import Ranks
+
+FloatArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass
@@ -16,9 +23,21 @@ class Row:
 
     prompt: Prompt
     trajectory: Trajectory
-    advantages: Float32Array
-    old_log_probs: Float32Array | None = None
+    advantages: FloatArray
+    baseline_reward: float | None = None
+    """Of the greedy response to the same prompt."""
+    old_log_probs: FloatArray | None = None
     """Recomputed under the weights at the start of the window; None: the engine's are the old ones."""
+    sum_pi_squared: FloatArray | None = None
+    """Sum over the vocabulary of squared probabilities, under the same weights."""
+    ref_log_probs: FloatArray | None = None
+    """Of the frozen reference model."""
+    values: FloatArray | None = None
+    """The critic's, before this update."""
+    returns: FloatArray | None = None
+    """What the critic learns."""
+    behaviour_steps: FloatArray | None = None
+    """Optimizer steps before the weights that sampled each token."""
 
     @property
     def tokens(self) -> int:
@@ -32,6 +51,32 @@ class Row:
         return slice(start, start + len(self.trajectory.token_ids))
 
 
+def make_rows(
+    mini_batches: Sequence[Sequence[Sample]], step_of_version: dict[str, int] | None = None
+) -> list[list[Row]]:
+    """The trajectories of each mini-batch. `step_of_version`: optimizer steps before each version."""
+    steps = {int(version): step for version, step in (step_of_version or {}).items()}
+    out = []
+    for mini in mini_batches:
+        rows = []
+        for sample in mini:
+            for t in sample.trajectories:
+                row = Row(sample.prompt, t, np.zeros(len(t.token_ids)), sample.baseline_reward)
+                row.behaviour_steps = _behaviour_steps(t, steps)
+                rows.append(row)
+        out.append(rows)
+    return out
+
+
+def _behaviour_steps(t: Trajectory, steps: dict[int, int]) -> FloatArray:
+    """A version that only a lost trainer knew counts as the newest older one that is known."""
+    out = np.zeros(len(t.token_ids))
+    for s in t.segments:
+        known = [v for v in steps if v <= s.version]
+        out[s.start : s.end] = steps[max(known)] if known else 0
+    return out
+
+
 @dataclass
 class Rows:
     """Padded on the right. Token tensors are (B, T); `targets[:, t]` is predicted by the logits at t."""
@@ -39,20 +84,31 @@ class Rows:
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
     targets: torch.Tensor
+    mask: torch.Tensor
     behaviour_log_probs: torch.Tensor
     old_log_probs: torch.Tensor
-    mask: torch.Tensor
+    ref_log_probs: torch.Tensor
     advantages: torch.Tensor
+    values: torch.Tensor
+    returns: torch.Tensor
+    behaviour_steps: torch.Tensor
     temperature: torch.Tensor
     """(B,)"""
 
 
-def pad_rows(rows: Sequence[Row], pad_id: int, device: torch.device) -> Rows:
-    """Prompt + response of each row."""
-    shape = (len(rows), max(row.tokens for row in rows))
-    ids = torch.full(shape, pad_id, dtype=torch.int64)
-    attention, targets = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-    behaviour, old, mask, advantages = (torch.zeros(shape, dtype=torch.float32) for _ in range(4))
+def pad_rows(
+    rows: Sequence[Row], pad_id: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Rows:
+    """Prompt + response of each row. No rows give one row of padding that trains nothing: a rank that has
+    none left takes part in the collectives of a forward pass with it."""
+    shape = (max(1, len(rows)), max((row.tokens for row in rows), default=2))
+    ids, attention, targets = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
+    ids += pad_id
+    mask, behaviour, old, ref, advantages, values, returns, steps = (
+        torch.zeros(shape, dtype=dtype) for _ in range(8)
+    )
+    if not rows:
+        attention += 1
     for number, row in enumerate(rows):
         t, span = row.trajectory, row.span
         response = slice(span.start + 1, span.stop + 1)
@@ -60,12 +116,35 @@ def pad_rows(rows: Sequence[Row], pad_id: int, device: torch.device) -> Rows:
         ids[number, response] = torch.from_numpy(t.token_ids.astype("int64"))
         attention[number, : response.stop] = 1
         targets[number, span] = ids[number, response]
-        behaviour[number, span] = torch.from_numpy(t.log_probs.astype("float32"))
         recomputed = row.old_log_probs if row.old_log_probs is not None else t.log_probs
-        old[number, span] = torch.from_numpy(recomputed.astype("float32"))
-        mask[number, span] = torch.from_numpy(t.loss_mask.astype("float32"))
-        advantages[number, span] = torch.as_tensor(row.advantages, dtype=torch.float32)
-    temperature = torch.tensor([row.trajectory.temperature for row in rows], dtype=torch.float32)
+        for into, array in (
+            (mask, t.loss_mask),
+            (behaviour, t.log_probs),
+            (old, recomputed),
+            (ref, row.ref_log_probs),
+            (advantages, row.advantages),
+            (values, row.values),
+            (returns, row.returns),
+            (steps, row.behaviour_steps),
+        ):
+            if array is not None:
+                into[number, span] = torch.from_numpy(array.astype("float64")).to(dtype)
+    temperature = torch.ones(shape[0], dtype=dtype)
+    temperature[: len(rows)] = torch.tensor([row.trajectory.temperature for row in rows], dtype=dtype)
     return Rows(
-        *(x.to(device) for x in (ids, attention, targets, behaviour, old, mask, advantages, temperature))
-    )
+        *(
+            x.to(device)
+            for x in (
+                ids, attention, targets, mask, behaviour, old, ref, advantages, values, returns, steps,
+                temperature,
+            )
+        )
+    )  # fmt: skip
+
+
+def in_micro_batches(rows: Sequence[Row], limit: int, ranks: Ranks) -> Iterator[list[Row]]:
+    """This rank's micro-batches of at most `limit` padded tokens, then empty ones until the rank with the
+    most has had its last: equal numbers on all ranks, or the collectives inside a pass would hang."""
+    cuts = micro_batches([row.tokens for row in rows], limit)
+    for index in range(ranks.largest(len(cuts))):
+        yield [rows[i] for i in cuts[index]] if index < len(cuts) else []

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
-from headrace.algorithm_names import LOSS_SETTINGS
+from headrace.algorithm_names import BYPASS_LOSSES, LOSS_SETTINGS
 from headrace.algorithms.aggregation import Denominators, aggregate
-from headrace.algorithms.decoupled import BehaviourFilter
+from headrace.algorithms.decoupled import BehaviourFilter, approximate_proximal
 from headrace.algorithms.entropy import token_entropy
-from headrace.algorithms.log_probs import token_log_probs
-from headrace.algorithms.losses import LOG_RATIO_LIMIT
+from headrace.algorithms.kl import kl_penalty
+from headrace.algorithms.log_probs import LOG_RATIO_LIMIT, sum_pi_squared, token_log_probs
 from headrace.algorithms.policy_loss import (
     PolicyLossInput,
     PolicyLossSettings,
@@ -26,28 +26,16 @@ from headrace.algorithms.policy_loss import (
 from headrace.algorithms.registry import load_module
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
 from headrace.config import ActorConfig, RunConfig
-from headrace_trainer.plan import micro_batches
+from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.rows import Row, Rows, pad_rows
-from headrace_trainer.window_start import WindowStart, reshard
+from headrace_trainer.rows import Row, Rows, in_micro_batches, pad_rows
+from headrace_trainer.sharding import reshard
+from headrace_trainer.window_start import WindowStart
 
 log = logging.getLogger("headrace.trainer.update")
 
 
-def build_optimizer(
-    config: ActorConfig, model: torch.nn.Module
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    o = config.optim
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay
-    )
-    warm_up = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / max(1, o.lr_warmup_steps))
-    )
-    return optimizer, warm_up
-
-
-def loss_settings(actor: ActorConfig) -> PolicyLossSettings:
+def loss_settings(actor: ActorConfig, correction: RolloutCorrectionConfig) -> PolicyLossSettings:
     """The numbers of the configured loss; what no loss of ours knows goes to `extra`, for a user's own."""
     numbers: dict[str, Any] = {k: v for k, v in actor.policy_loss_settings.items() if k in LOSS_SETTINGS}
     extra = {k: v for k, v in actor.policy_loss_settings.items() if k not in LOSS_SETTINGS}
@@ -55,6 +43,7 @@ def loss_settings(actor: ActorConfig) -> PolicyLossSettings:
     bounds = BehaviourFilter(upper=cap, action=actor.behaviour_weight_action) if cap is not None else None
     return PolicyLossSettings(
         behaviour_filter=bounds,
+        rollout_correction=correction,
         clip_ratio_low=actor.clip_ratio_low,
         clip_ratio_high=actor.clip_ratio_high,
         clip_ratio_c=actor.clip_ratio_c,
@@ -79,8 +68,18 @@ class UpdateSums:
     entropy: float = 0.0
     weight: float = 0.0
     weight_squared: float = 0.0
+    reference_kl: float = 0.0
+    """Of the current policy to the reference, as the loss estimates it."""
     grad_norms: list[float] = field(default_factory=list)
     skipped: int = 0
+    offenders: list[str] = field(default_factory=list)
+    """Samples, of all ranks, whose log-probs, advantages or losses were not finite."""
+
+    def add(self, other: UpdateSums) -> None:
+        """The sums over tokens of `other` on top."""
+        for f in fields(self):
+            if f.type == "float":
+                setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
     def vector(self) -> list[float]:
         return [
@@ -94,6 +93,7 @@ class UpdateSums:
             self.weight,
             self.weight_squared,
             self.old_kl,
+            self.reference_kl,
         ]
 
 
@@ -108,16 +108,14 @@ class Updater:
         pad_id: int,
     ) -> None:
         self._config = config
-        self.model = model
-        self.optimizer = optimizer
-        self.schedule = schedule
+        self._part = Learnable(model, optimizer, schedule)
+        self._model = model
         self._ranks = ranks
         self._pad_id = pad_id
         for module in config.algorithm.modules:
             load_module(module)
         actor = config.actor
         self._aggregation = actor.loss_agg_mode or recommended_aggregation(actor.policy_loss)
-        self._settings = loss_settings(actor)
         c = config.algorithm.rollout_correction
         self._correction = RolloutCorrectionConfig(
             rollout_is=c.rollout_is,
@@ -126,79 +124,92 @@ class Updater:
             rollout_rs_threshold=c.rollout_rs_threshold,
             rollout_token_veto_threshold=c.rollout_token_veto_threshold,
         )
-        self._corrects = any((c.rollout_is, c.rollout_rs, c.rollout_token_veto_threshold))
-        self._window_start = None if config.async_training.use_rollout_log_probs else WindowStart(model)
+        self._settings = loss_settings(actor, self._correction)
+        wanted = any((c.rollout_is, c.rollout_rs, c.rollout_token_veto_threshold))
+        self._corrects = wanted and actor.policy_loss not in BYPASS_LOSSES
+        self._window_start = WindowStart(model) if config.recomputes_old else None
 
     def begin_window(self) -> None:
         """The live parameters are those of the snapshot that was just written."""
         if self._window_start is not None:
             self._window_start.remember()
 
+    def _forward(self, batch: Rows) -> torch.Tensor:
+        """(B, T, V) logits."""
+        logits: torch.Tensor = self._model(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask
+        ).logits
+        return logits
+
+    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], Rows]]:
+        """Cut to fit, padded; equally many on all ranks."""
+        for chosen in in_micro_batches(rows, self._config.actor.ppo_max_token_len_per_gpu, self._ranks):
+            yield chosen, pad_rows(chosen, self._pad_id, self._ranks.device, self._part.dtype)
+
     def recompute_old(self, mini_batches: Sequence[Sequence[Row]]) -> None:
         """Give every row its log-probs under the weights at the start of the window; all ranks together."""
         if self._window_start is None:
             return
+        squares = self._config.algorithm.adv_estimator == "optimal_token_baseline"
         rows = [row for mini in mini_batches for row in mini]
-        cuts = self._cut(rows)
         with self._window_start.swapped_in():
-            for index in range(self._ranks.largest(len(cuts))):
-                if index >= len(cuts):
-                    self._forward_nothing()
-                    continue
-                chosen = [rows[i] for i in cuts[index]]
-                batch = pad_rows(chosen, self._pad_id, self._ranks.device)
-                logits = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+            for chosen, batch in self._micro_batches(rows):
+                logits = self._forward(batch)
                 log_probs, _ = token_log_probs(logits, batch.targets, batch.temperature)
+                sums = sum_pi_squared(logits, batch.temperature) if squares else None
                 for number, row in enumerate(chosen):
-                    row.old_log_probs = log_probs[number, row.span].float().cpu().numpy()
+                    row.old_log_probs = log_probs[number, row.span].cpu().numpy()
+                    if sums is not None:
+                        row.sum_pi_squared = sums[number, row.span].cpu().numpy()
 
-    def _cut(self, rows: Sequence[Row]) -> list[list[int]]:
-        return micro_batches([row.tokens for row in rows], self._config.actor.ppo_max_token_len_per_gpu)
-
-    def _forward_nothing(self) -> torch.Tensor:
-        """Take part in the collectives of a forward pass."""
-        ids = torch.full((1, 2), self._pad_id, dtype=torch.int64, device=self._ranks.device)
-        logits: torch.Tensor = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        return logits
-
-    def step(self, rows: Sequence[Row], sums: UpdateSums) -> bool:
+    def step(self, rows: Sequence[Row], sums: UpdateSums, optimizer_steps: int = 0) -> bool:
         """One optimizer step over this rank's `rows` of a mini-batch; all ranks together.
 
-        False when the gradient was not finite: the step is skipped, on every rank alike.
+        `optimizer_steps`: how many there were before. False when something was not finite: the step is
+        skipped, on every rank alike, and `sums.offenders` names the samples it came from.
         """
-        cuts = self._cut(rows)
         counts = [int(row.trajectory.loss_mask.sum()) for row in rows]
         tokens, sequences = self._ranks.sums([float(sum(counts)), float(sum(n > 0 for n in counts))])
-        # Equal numbers of micro-batches on all ranks, or the collectives inside them would hang.
-        count = self._ranks.largest(len(cuts))
         horizon = float(self._config.data.max_response_length)
         whole = Denominators(tokens, sequences, horizon, self._ranks.world_size)
-        self.optimizer.zero_grad(set_to_none=True)
-        for index in range(count):
-            if index < len(cuts):
-                self._micro_batch([rows[i] for i in cuts[index]], whole, sums)
-            else:
-                (self._forward_nothing().float().sum() * 0.0).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.actor.optim.grad_clip)
-        total = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        sums.grad_norms.append(total)
-        if not math.isfinite(total):
+        self._part.optimizer.zero_grad(set_to_none=True)
+        found = UpdateSums()  # a step that is skipped counts nothing
+        offenders: list[str] = []
+        for chosen, batch in self._micro_batches(rows):
+            offenders += self._micro_batch(chosen, batch, whole, found, optimizer_steps)
+        norm = self._part.apply_gradients(self._config.actor.optim.grad_clip)
+        sums.grad_norms.append(norm)
+        if not math.isfinite(norm):
             sums.skipped += 1
-            self.optimizer.zero_grad(set_to_none=True)
-            log.error("gradient is not finite, step skipped", extra={"grad_norm": total})
+            named = sorted({i for part in self._ranks.gather_all(offenders) for i in part})
+            sums.offenders += named
+            mini = sorted({row.prompt.sample_id for row in rows})
+            log.error(
+                "not finite, step skipped",
+                extra={"grad_norm": norm, "offenders": named, "samples_of_this_rank": mini},
+            )
             return False
-        self.optimizer.step()
-        self.schedule.step()
+        sums.add(found)
         if self._window_start is not None:
             self._window_start.is_current = False
         return True
 
-    def _micro_batch(self, rows: Sequence[Row], whole: Denominators, sums: UpdateSums) -> None:
-        batch = pad_rows(rows, self._pad_id, self._ranks.device)
-        logits = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    def _micro_batch(
+        self, rows: Sequence[Row], batch: Rows, whole: Denominators, sums: UpdateSums, optimizer_steps: int
+    ) -> list[str]:
+        """Forward and backward. Returns the samples of which something was not finite."""
+        logits = self._forward(batch)
         log_probs, entropy = token_log_probs(logits, batch.targets, batch.temperature)
         actor = self._config.actor
         mask, weights = batch.mask, None
+        if actor.prox_logp_method != "recompute":
+            batch.old_log_probs = approximate_proximal(
+                batch.behaviour_log_probs,
+                log_probs,
+                batch.behaviour_steps,
+                optimizer_steps,
+                actor.prox_logp_method,
+            )
         if self._corrects:
             corrected = correct_rollout(
                 batch.old_log_probs, batch.behaviour_log_probs, batch.mask, self._correction
@@ -219,11 +230,24 @@ class Updater:
         # Divided by the original counts: what a loss rejects must not make the rest weigh more.
         loss = aggregate(self._aggregation, losses.per_token, losses.mask, whole)
         if actor.entropy_coeff:
-            scaled = logits.float() / batch.temperature[:, None, None]
+            scaled = logits.to(log_probs.dtype) / batch.temperature[:, None, None]
             bonus = aggregate(self._aggregation, token_entropy(scaled, batch.mask), batch.mask, whole)
             loss = loss - actor.entropy_coeff * bonus
+        finite = (
+            torch.isfinite(losses.per_token) & torch.isfinite(log_probs) & torch.isfinite(batch.advantages)
+        )
+        if actor.use_kl_loss:
+            kl = kl_penalty(actor.kl_loss_type, log_probs, batch.ref_log_probs, batch.mask)
+            loss = loss + actor.kl_loss_coef * aggregate(self._aggregation, kl, batch.mask, whole)
+            sums.reference_kl += float(kl.detach().sum())
+            finite &= torch.isfinite(kl)
+        bad = (~finite & (batch.mask > 0)).any(-1)[: len(rows)]
+        offenders = [row.prompt.sample_id for row, is_bad in zip(rows, bad.tolist(), strict=True) if is_bad]
+        if offenders:
+            loss = loss * math.nan  # reaches every rank through the norm, also where a clamp hid the cause
         loss.backward()
         self._count(batch, log_probs.detach(), entropy, losses, sums)
+        return offenders
 
     def _count(
         self,
@@ -253,7 +277,7 @@ class Updater:
         """log p(ids[i+1] | ids[:i+1]) at temperature 1, for every i; all ranks together, same `token_ids`."""
         ids = torch.tensor([list(token_ids)], device=self._ranks.device)
         with torch.no_grad():
-            logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1]
+            logits = self._model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1]
             log_probs, _ = token_log_probs(logits, ids[:, 1:], torch.ones(1, device=self._ranks.device))
-        reshard(self.model)  # the snapshot wants shards
+        reshard(self._model)  # the snapshot wants shards
         return [float(x) for x in log_probs[0]]

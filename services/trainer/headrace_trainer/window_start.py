@@ -10,15 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-
-def reshard(model: torch.nn.Module) -> None:
-    """After a forward without backward FSDP leaves the root's parameters gathered; let go of them."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+from headrace_trainer.sharding import reshard
 
 
 class WindowStart:

@@ -31,20 +31,23 @@ from headrace.v1 import sync_pb2 as pb
 from headrace.weights.checkpoint_format import check_names
 from headrace.weights.layout import units_to_pb
 from headrace.weights.snapshot import Snapshot
-from headrace_trainer.advantages import with_advantages
 from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped
 from headrace_trainer.checkpoint import Checkpoints, Progress, newest
-from headrace_trainer.policy import export_model, load_policy
+from headrace_trainer.learner import Learned, Learner
+from headrace_trainer.policy import export_model
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import Report
 from headrace_trainer.sync_client import SyncClient, SyncFailed
-from headrace_trainer.update import Updater, UpdateSums, build_optimizer
 from headrace_trainer.weight_server import WeightServer
 
 log = logging.getLogger("headrace.trainer")
 
 EX_UNAVAILABLE, EX_STOPPED, EX_CONFIG = 69, 75, 78
 _CANARY_TOKENS = 48
+
+
+class NotFinite(RuntimeError):
+    """Nothing of several local updates in a row was finite."""
 
 
 class Trainer:
@@ -54,19 +57,14 @@ class Trainer:
         self.run_dir = run_dir
         self._stop_file = stop_file
         self.ledger = SyncLedger(connect(environment.redis_url()), config.name)
-        self.model = load_policy(config, ranks)
-        self.optimizer, schedule = build_optimizer(config.actor, self.model)
-        self.updater = Updater(config, self.model, self.optimizer, schedule, ranks, pad_id=0)
+        self.learner = Learner(config, ranks)
         self.checkpoints = Checkpoints(
-            run_dir / "checkpoints",
-            config.trainer.max_ckpt_to_keep,
-            self.model,
-            self.optimizer,
-            schedule,
-            ranks,
+            run_dir / "checkpoints", config.trainer.max_ckpt_to_keep, self.learner.parts, ranks
         )
         self.progress = Progress()
-        self.snapshot = Snapshot(self.model, config.model.dtype, config.sync.bucket_bytes, ranks.weights)
+        self.snapshot = Snapshot(
+            self.learner.model, config.model.dtype, config.sync.bucket_bytes, ranks.weights
+        )
         self.report = Report(config, self.ledger, ranks, run_dir)
         self.canary_ids = self._first_canary()
         self.window = -1
@@ -74,6 +72,7 @@ class Trainer:
         self.sync: SyncClient | None = None
         self._pending = False
         self._validated = -1
+        self._skipped_in_a_row = 0
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -85,6 +84,7 @@ class Trainer:
         checkpoint = self.ranks.share(str(newest(self.run_dir / "checkpoints") or ""))
         if checkpoint:
             self.progress = self.checkpoints.load(Path(checkpoint))
+            self.learner.resumed(self.progress.step, self.progress.kl_coef)
             self.report.resumed(self.progress.wall_s)
         self.progress.lineage, version = self.ranks.share(
             self._open_lineage() if self.ranks.is_first else None
@@ -127,7 +127,7 @@ class Trainer:
 
     def _first_canary(self) -> list[int]:
         """Before anything was sampled: fixed pseudo-random tokens."""
-        vocabulary = int(self.model.config.vocab_size)  # type: ignore[union-attr,arg-type]
+        vocabulary = int(self.learner.model.config.vocab_size)  # type: ignore[union-attr,arg-type]
         generator = torch.Generator().manual_seed(self.config.seed)
         length = min(
             _CANARY_TOKENS, self.config.data.max_prompt_length + self.config.data.max_response_length
@@ -156,20 +156,18 @@ class Trainer:
         """One local update: R optimizer steps over the claimed samples, then the acknowledgement."""
         self.report.begin_update(batch, self.window)
         self._check_gap(batch)
-        with self.report.phase("adv"):
-            rows = with_advantages(self.config, batch.mini, self.ranks)
-        with self.report.phase("old_log_prob"):
-            self.updater.recompute_old(rows)
-        sums = UpdateSums()
-        with self.report.phase("update_actor"):
-            for mini in rows:
-                self.updater.step(mini, sums)
         p = self.progress
-        p.step += 1
-        p.optimizer_steps += len(rows)
-        ids = [i.sample_id for i in batch.items]
-        p.trained.update(dict.fromkeys(ids, p.step))
+        learned = self.learner.learn(batch.mini, p.step_of_version, p.optimizer_steps, self.report.phase)
+        p.kl_coef = self.learner.kl_coef
         with self.report.phase("ack"):
+            self._count_skipped(learned)
+            self.batches.reject(batch, learned.rejected)
+            if not batch.items:  # every sample went back: nothing was trained, nothing is counted
+                return
+            p.step += 1
+            p.optimizer_steps += learned.optimizer_steps
+            ids = [i.sample_id for i in batch.items]
+            p.trained.update(dict.fromkeys(ids, p.step))
             if self.ranks.is_first:
                 verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
                 if verdict != "ok":
@@ -182,7 +180,18 @@ class Trainer:
                 self.finish_sync()
                 self.begin_sync(final=last)
         self.server.check()
-        self.report.end_update(batch, p, sums, self.learning_rate)
+        self.report.end_update(batch, p, learned, self.learner.policy.learning_rate)
+
+    def _count_skipped(self, learned: Learned) -> None:
+        """Raises NotFinite when updates in a row had nothing finite: going on would only use up samples."""
+        skipped = learned.optimizer_steps > 0 and not learned.stepped
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row >= self.config.trainer.max_skipped_updates:
+            raise NotFinite(
+                f"{self._skipped_in_a_row} local updates in a row were not finite "
+                "(trainer.max_skipped_updates): the policy itself is broken; lower actor.optim.lr or "
+                "actor.optim.grad_clip, and start again from an older checkpoint"
+            )
 
     def _check_gap(self, batch: Batch) -> None:
         """The gate bounds the version gap; a sample beyond it would mean that the gate is broken."""
@@ -190,10 +199,6 @@ class Trainer:
         bound = self.config.rule.max_version_gap
         if min(gaps) < 0 or (bound is not None and max(gaps) > bound):
             raise RuntimeError(f"version gaps {sorted(gaps)} in window {self.window}, the bound is {bound}")
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
 
     def _nothing_left(self) -> bool:
         """Rank 0: no sample can come any more, so this was the last update."""
@@ -217,9 +222,9 @@ class Trainer:
     def begin_sync(self, final: bool) -> None:
         """Write the snapshot of the next version and ask for the round; training may go on meanwhile."""
         version = self.window + 1 if self.window >= 0 else self.progress.version + 1
-        scores = self.updater.score(self.canary_ids)
+        scores = self.learner.score(self.canary_ids)
         self.server.write_snapshot(version)
-        self.updater.begin_window()
+        self.learner.begin_window()
         self.window = version
         self.updates_in_window = 0
         self.progress.step_of_version[str(version)] = self.progress.optimizer_steps
@@ -354,7 +359,7 @@ def main() -> None:
     except LedgerUnavailable as error:
         print(f"headrace-trainer: {error}", file=sys.stderr)
         code = EX_UNAVAILABLE
-    except (ClaimFailed, SyncFailed) as error:
+    except (ClaimFailed, SyncFailed, NotFinite) as error:
         print(f"headrace-trainer: {error}", file=sys.stderr)
         code = 1
     except Exception:  # any other failure ends the rank at once; torchrun ends the rest

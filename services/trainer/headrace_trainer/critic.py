@@ -1,0 +1,142 @@
+"""The value model of gae and tppo: scoring a batch, and learning from its returns."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from headrace.algorithms.aggregation import Denominators, aggregate
+from headrace.algorithms.value_loss import clipped_value_loss
+from headrace.config import RunConfig
+from headrace_trainer.optimize import Learnable, learnable
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.rows import Row, in_micro_batches, pad_rows
+from headrace_trainer.sharding import reshard, shard
+
+log = logging.getLogger("headrace.trainer.critic")
+
+
+class ValueModel(torch.nn.Module):
+    """A language model's backbone with one number per position instead of logits."""
+
+    def __init__(self, backbone: torch.nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.value_head = torch.nn.Linear(hidden_size, 1, bias=False)
+        # The first advantages are then those of returns alone, not of noise.
+        torch.nn.init.zeros_(self.value_head.weight)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """(B, T) ids and mask to (B, T) values: at t, of the state in which token t + 1 is chosen."""
+        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        value: torch.Tensor = self.value_head(hidden).sum(-1)  # of one element: FSDP warns of views
+        return value.to(torch.promote_types(torch.float32, value.dtype))
+
+
+def load_value_model(config: RunConfig) -> ValueModel:
+    """Float32 master weights, backbone from `critic.path` or the policy's."""
+    from transformers import AutoModel
+
+    backbone = AutoModel.from_pretrained(
+        config.critic.path or config.model.path,
+        dtype=torch.float32,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    backbone.config.use_cache = False
+    return ValueModel(backbone, int(backbone.config.hidden_size))
+
+
+@dataclass
+class ValueSums:
+    """Sums over tokens of this rank, for the metrics of one local update."""
+
+    tokens: float = 0.0
+    loss: float = 0.0
+    clipped: float = 0.0
+    values: float = 0.0
+    squared_error: float = 0.0
+    returns: float = 0.0
+    squared_returns: float = 0.0
+    grad_norms: list[float] = field(default_factory=list)
+    skipped: int = 0
+
+    def vector(self) -> list[float]:
+        return [
+            self.tokens, self.loss, self.clipped, self.values, self.squared_error, self.returns,
+            self.squared_returns,
+        ]  # fmt: skip
+
+
+class Critic:
+    def __init__(self, config: RunConfig, model: torch.nn.Module, ranks: Ranks, pad_id: int) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._pad_id = pad_id
+        self.part: Learnable = learnable(shard(model, config.model.dtype, ranks), config.critic.optim)
+
+    @property
+    def _limit(self) -> int:
+        return self._config.actor.ppo_max_token_len_per_gpu
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """Give every row the values of its states; all ranks together."""
+        model = self.part.model
+        with torch.no_grad():
+            for chosen in in_micro_batches(rows, self._limit, self._ranks):
+                batch = pad_rows(chosen, self._pad_id, self._ranks.device)
+                values = model(batch.input_ids, batch.attention_mask)
+                for number, row in enumerate(chosen):
+                    row.values = values[number, row.span].cpu().numpy()
+        reshard(model)
+
+    def step(self, rows: Sequence[Row], sums: ValueSums) -> bool:
+        """One optimizer step towards the rows' returns; all ranks together. False when it was skipped."""
+        c = self._config
+        counts = [int(row.trajectory.loss_mask.sum()) for row in rows]
+        tokens, sequences = self._ranks.sums([float(sum(counts)), float(sum(n > 0 for n in counts))])
+        whole = Denominators(tokens, sequences, float(c.data.max_response_length), self._ranks.world_size)
+        self.part.optimizer.zero_grad(set_to_none=True)
+        for chosen in in_micro_batches(rows, self._limit, self._ranks):
+            batch = pad_rows(chosen, self._pad_id, self._ranks.device, self.part.dtype)
+            values = self.part.model(batch.input_ids, batch.attention_mask)
+            per_token, clipped = clipped_value_loss(
+                values, batch.values, batch.returns, batch.mask, c.critic.cliprange_value
+            )
+            aggregate(c.critic.loss_agg_mode, per_token, batch.mask, whole).backward()
+            on = batch.mask > 0
+            known, target = values.detach()[on].double(), batch.returns[on].double()
+            sums.tokens += float(on.sum())
+            sums.loss += float(per_token.detach().sum())
+            sums.clipped += float(clipped[on].sum())
+            sums.values += float(known.sum())
+            sums.squared_error += float((known - target).square().sum())
+            sums.returns += float(target.sum())
+            sums.squared_returns += float(target.square().sum())
+        norm = self.part.apply_gradients(c.critic.optim.grad_clip)
+        sums.grad_norms.append(norm)
+        if math.isfinite(norm):
+            return True
+        sums.skipped += 1
+        log.error("the critic's gradient is not finite, step skipped", extra={"grad_norm": norm})
+        return False
+
+
+def value_metrics(total: Sequence[float], sums: ValueSums, learning_rate: float) -> dict[str, float]:
+    """Run log keys from `ValueSums.vector` summed over the ranks."""
+    tokens, loss, clipped, values, error, returns, squared = total
+    n = max(tokens, 1.0)
+    variance = squared / n - (returns / n) ** 2
+    return {
+        "critic/vf_loss": loss / n,
+        "critic/vf_clipfrac": clipped / n,
+        "critic/values/mean": values / n,
+        "critic/returns/mean": returns / n,
+        "critic/vf_explained_var": 1.0 - error / n / variance if variance > 1e-12 else 0.0,
+        "critic/grad_norm": sums.grad_norms[-1] if sums.grad_norms else 0.0,
+        "critic/skipped_steps": sums.skipped,
+        "critic/lr": learning_rate,
+    }

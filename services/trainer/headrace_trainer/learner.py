@@ -1,0 +1,144 @@
+"""One local update: score the batch, make advantages, step policy and critic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from headrace.algorithms.kl import AdaptiveKl
+from headrace.config import RunConfig
+from headrace.wire import Sample
+from headrace_trainer.advantages import BatchKl, fill_advantages
+from headrace_trainer.critic import Critic, ValueSums, load_value_model, value_metrics
+from headrace_trainer.optimize import Learnable, learnable
+from headrace_trainer.policy import load_policy
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.reference import Reference, load_reference
+from headrace_trainer.rows import Row, make_rows
+from headrace_trainer.update import Updater, UpdateSums
+
+log = logging.getLogger("headrace.trainer.learner")
+
+Phase = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass
+class Learned:
+    """What one local update did."""
+
+    sums: UpdateSums
+    optimizer_steps: int
+    """Mini-batches that the policy's optimizer was offered."""
+    stepped: int
+    """Steps it took."""
+    rejected: dict[str, str] = field(default_factory=dict)
+    """Sample id -> why it must not count as trained."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Run log keys of critic and reference, over all ranks."""
+
+
+class Learner:
+    """Policy, critic and reference of this rank. Every method is collective."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks, pad_id: int = 0) -> None:
+        self._config = config
+        self._ranks = ranks
+        self.model = load_policy(config, ranks)
+        self.policy: Learnable = learnable(self.model, config.actor.optim)
+        self._updater = Updater(
+            config, self.model, self.policy.optimizer, self.policy.schedule, ranks, pad_id
+        )
+        self._critic: Critic | None = None
+        if config.critic.enable:
+            self._critic = Critic(config, load_value_model(config), ranks, pad_id)
+        self._reference: Reference | None = None
+        if config.uses_reference:
+            self._reference = Reference(config, load_reference(config), ranks, pad_id)
+        self.kl_coef = config.algorithm.kl_ctrl.kl_coef
+        self._updates = 0
+
+    @property
+    def parts(self) -> dict[str, Learnable]:
+        """Everything that a checkpoint must hold."""
+        found = {"policy": self.policy}
+        if self._critic is not None:
+            found["critic"] = self._critic.part
+        return found
+
+    def resumed(self, updates: int, kl_coef: float | None) -> None:
+        """What a checkpoint remembers beside the models."""
+        self._updates = updates
+        if kl_coef is not None:
+            self.kl_coef = kl_coef
+
+    def begin_window(self) -> None:
+        """The live parameters are those of the snapshot that was just written."""
+        self._updater.begin_window()
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of a canary; the same `token_ids` on all ranks."""
+        return self._updater.score(token_ids)
+
+    def learn(
+        self,
+        mini_batches: Sequence[Sequence[Sample]],
+        step_of_version: dict[str, int],
+        optimizer_steps: int,
+        phase: Phase,
+    ) -> Learned:
+        """Train this rank's part of R mini-batches. `optimizer_steps`: how many there were before."""
+        rows = make_rows(mini_batches, step_of_version)
+        every = [row for mini in rows for row in mini]
+        with phase("old_log_prob"):
+            self._updater.recompute_old(rows)
+        if self._reference is not None:
+            with phase("ref"):
+                self._reference.score(every)
+        if self._critic is not None:
+            with phase("values"):
+                self._critic.score(every)
+        with phase("adv"):
+            kl = fill_advantages(self._config, rows, self._ranks, self.kl_coef)
+        self._updates += 1
+        learned = Learned(UpdateSums(), 0, 0)
+        if self._critic is None or self._updates > self._config.critic.warmup_updates:
+            with phase("update_actor"):
+                for mini in rows:
+                    self._step_policy(mini, learned, optimizer_steps + learned.optimizer_steps)
+        if self._critic is not None:
+            with phase("update_critic"):
+                self._train_critic(self._critic, rows, learned)
+        self._control_kl(kl, learned)
+        return learned
+
+    def _step_policy(self, mini: Sequence[Row], learned: Learned, steps_before: int) -> None:
+        """A step; once more without the samples that were not finite, so that the others are not lost."""
+        sums = learned.sums
+        known = len(sums.offenders)
+        learned.optimizer_steps += 1
+        if self._updater.step(mini, sums, steps_before):
+            learned.stepped += 1
+            return
+        bad = set(sums.offenders[known:])
+        learned.rejected.update(dict.fromkeys(bad, "log-probs, advantage or loss are not finite"))
+        rest = [row for row in mini if row.prompt.sample_id not in bad]
+        if bad and self._ranks.largest(len(rest)) and self._updater.step(rest, sums, steps_before):
+            learned.stepped += 1
+
+    def _train_critic(self, critic: Critic, rows: Sequence[Sequence[Row]], learned: Learned) -> None:
+        sums = ValueSums()
+        for mini in rows:
+            critic.step([row for row in mini if row.prompt.sample_id not in learned.rejected], sums)
+        total = self._ranks.sums(sums.vector())
+        learned.metrics |= value_metrics(total, sums, critic.part.learning_rate)
+
+    def _control_kl(self, kl: BatchKl | None, learned: Learned) -> None:
+        if kl is None:
+            return
+        learned.metrics |= {"actor/reward_kl_penalty": kl.mean, "actor/reward_kl_penalty_coeff": self.kl_coef}
+        c = self._config.algorithm.kl_ctrl
+        if c.type == "adaptive":
+            controller = AdaptiveKl(self.kl_coef, c.target_kl, c.horizon)
+            self.kl_coef = controller.updated(kl.mean, kl.trajectories).beta

@@ -1,0 +1,53 @@
+"""What the optimizers of policy and critic have in common."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from headrace.config_algorithm import OptimConfig
+
+
+@dataclass
+class Learnable:
+    """A model with what trains it; a checkpoint holds all three."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which losses are computed: float32, or that of a more precise model."""
+        return torch.promote_types(torch.float32, next(self.model.parameters()).dtype)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def apply_gradients(self, largest_norm: float) -> float:
+        """Clip, step, and forget the gradients unless the step was taken. All ranks together.
+
+        Returns the norm before clipping. One that is not finite takes no step, on every rank alike.
+        """
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
+        total = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if not math.isfinite(total):
+            self.optimizer.zero_grad(set_to_none=True)
+            return total
+        self.optimizer.step()
+        self.schedule.step()
+        return total
+
+
+def learnable(model: torch.nn.Module, o: OptimConfig) -> Learnable:
+    """`model` under AdamW with a linear warm-up."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay
+    )
+    warm_up = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / max(1, o.lr_warmup_steps))
+    )
+    return Learnable(model, optimizer, warm_up)

@@ -1,0 +1,156 @@
+"""One Valkey and one vLLM engine for many short runs: each run has its own coordinator, queue and trainer.
+
+Everything is the real thing, but in this process: services on an event loop of a thread, the trainer, a
+rank of one under FSDP2, in the caller's. Starting an engine takes most of the time of a short run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+import grpc
+
+from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.audit import audit
+from headrace.ledger.client import AsyncLedger, SyncLedger
+from headrace.ledger.replies import Stats
+from headrace.redis_connect import connect, connect_async
+from headrace.reward import Scorer, load_reward
+from headrace.v1 import sync_pb2_grpc
+from headrace.valkey_server import start_valkey
+from headrace_coordinator.driver import Driver
+from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
+from headrace_queue.__main__ import prepare
+from headrace_queue.loops import Pulse, run_loop
+from headrace_rollouter.__main__ import _decoder
+from headrace_rollouter.engine import Engine, eos_token_ids
+from headrace_rollouter.member import Member
+from headrace_rollouter.work import Worker
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.worker import Trainer
+
+T = TypeVar("T")
+TOKEN = "a-token"
+
+
+@dataclass
+class Finished:
+    """What a run left."""
+
+    code: int
+    directory: Path
+    stats: Stats
+    balanced: bool
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+class SharedStack:
+    def __init__(self, config: RunConfig, folder: Path, ranks: Ranks, redis_url: str) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        self._redis_url = redis_url
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._stop_ids = eos_token_ids(Path(config.model.path))
+        # The engine core in a process of its own: this one's default process group is the trainer's.
+        with mock.patch.dict(os.environ, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}):
+            self._engine = self.call(Engine.start(config, self._stop_ids), 300.0)
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+        """`work` on the services' loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def close(self) -> None:
+        async def down() -> None:
+            self._engine.shutdown()
+
+        self.call(down())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10.0)
+
+    def run(self, config: RunConfig) -> Finished:
+        """A whole run of the trainer's, to the end of its data."""
+        directory = self._folder / config.name
+        directory.mkdir()
+        environment = {
+            "HEADRACE_REDIS_URL": self._redis_url,
+            "HEADRACE_TOKEN": TOKEN,
+            "HEADRACE_RUN_DIR": str(directory),
+        }
+        with mock.patch.dict(os.environ, environment):
+            services = self._services(config)
+            address = self.call(services.__aenter__())
+            try:
+                with mock.patch.dict(os.environ, {"HEADRACE_COORDINATOR": address}):
+                    code = Trainer(config, self._ranks, directory, directory / "stop").run()
+            finally:
+                self.call(services.__aexit__(None, None, None))
+        ledger = SyncLedger(connect(self._redis_url), config.name)
+        with contextlib.closing(ledger):
+            stats = ledger.run(ops.stats())
+            report = audit(ledger.redis, config.name)
+        return Finished(code, directory, stats, report.balanced)
+
+    @contextlib.asynccontextmanager
+    async def _services(self, config: RunConfig) -> AsyncIterator[str]:
+        """Coordinator, queue and rollouter of one run; yields the coordinator's address."""
+        client = connect_async(self._redis_url)
+        ledger = AsyncLedger(client, config.name)
+        loops = await prepare(config, client)
+        driver = Driver(config, ledger)
+        server = grpc.aio.server(interceptors=[TokenInterceptor(TOKEN)])
+        sync_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(driver), server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await driver.recover()
+        await server.start()
+        owner = "rollouter-0-shared"
+        reward = config.custom_reward_function
+        scorer = Scorer(load_reward(reward.path, reward.name), reward.timeout_s)
+        engine = Engine(config, self._engine._llm, self._stop_ids)
+        worker = Worker(config, ledger, engine, scorer, _decoder(config, self._stop_ids), owner)
+        member = Member(config, engine, worker, owner, address, TOKEN)
+        stop = asyncio.Event()
+
+        async def beat() -> None:
+            while True:
+                await ledger.run(ops.beat(owner))
+                await asyncio.sleep(1.0)
+
+        tasks = [asyncio.create_task(run_loop(loop, Pulse(), stop)) for loop in loops]
+        tasks += [asyncio.create_task(c) for c in (driver.run(), worker.run(), member.run(), beat())]
+        try:
+            yield address
+        finally:
+            stop.set()
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            await server.stop(None)
+            await client.aclose()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+
+@contextlib.contextmanager
+def shared_stack(config: RunConfig, folder: Path, ranks: Ranks) -> Iterator[SharedStack]:
+    with start_valkey(folder, "secret") as server:
+        stack = SharedStack(config, folder, ranks, server.url)
+        try:
+            yield stack
+        finally:
+            stack.close()

@@ -1,0 +1,115 @@
+"""A short run on the demo task for every estimator and every loss, on real parts that they share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from headrace import config_load
+from headrace.algorithm_names import ESTIMATORS, LOSSES
+from headrace.config import RunConfig
+from headrace.demo import prepare
+from headrace.runner.assets import resolve
+from tests.integration.shared_stack import Finished, SharedStack, shared_stack
+from tests.single_rank import single_rank
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES, MINI = 8, 4
+UPDATES = SAMPLES // MINI
+
+COMMON: dict[str, Any] = {
+    "rollout": {"n": 4, "total_rollout_steps": SAMPLES, "test_freq": 0},
+    "actor": {"ppo_mini_batch_size": MINI},
+    "trainer": {"n_gpus_per_node": 1, "save_freq": 0, "claim_timeout_s": 120.0},
+    "async_training": {"trigger_parameter_sync_step": 1},
+}
+NO_OLD: dict[str, Any] = {"async_training": {"use_rollout_log_probs": False}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "gae": {"critic": {"enable": True}},
+    "tppo": {"critic": {"enable": True}},
+    "optimal_token_baseline": NO_OLD,
+    "decoupled_ppo": NO_OLD,
+}
+"""What an estimator or a loss asks for beside its name."""
+
+MORE: dict[str, dict[str, Any]] = {
+    "log-linear proximal policy": {
+        "actor": {"policy_loss": "decoupled_ppo", "prox_logp_method": "loglinear"},
+    },
+    "truncated importance sampling": {
+        **NO_OLD,
+        "algorithm": {"rollout_correction": {"rollout_is": "token"}},
+    },
+    "kl in the loss": {"actor": {"use_kl_loss": True, "kl_loss_coef": 0.01}, "ref": {"param_offload": True}},
+    "kl in the reward": {
+        "algorithm": {
+            "adv_estimator": "reinforce_plus_plus",
+            "use_kl_in_reward": True,
+            "kl_ctrl": {"type": "adaptive"},
+        }
+    },
+}
+CASES = {
+    **{f"estimator {e}": {"algorithm": {"adv_estimator": e}, **NEEDS.get(e, {})} for e in sorted(ESTIMATORS)},
+    **{f"loss {n}": {"actor": {"policy_loss": n}, **NEEDS.get(n, {})} for n in sorted(LOSSES)},
+    **MORE,
+}
+
+
+def merged(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for change in changes:
+        for key, value in change.items():
+            both = isinstance(value, dict) and isinstance(out.get(key), dict)
+            out[key] = merged(out[key], value) if both else value
+    return out
+
+
+@pytest.fixture(scope="module")
+def demo_config() -> dict[str, Any]:
+    prepare(ROOT / ".cache" / "demo", 0, None)
+    plain = resolve(config_load.load(ROOT / "configs" / "demo.yaml")).model_dump()
+    return merged(plain, COMMON)
+
+
+@pytest.fixture(scope="module")
+def stack(demo_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedStack]:
+    with (
+        single_rank() as ranks,
+        shared_stack(RunConfig.model_validate(demo_config), tmp_path_factory.mktemp("stack"), ranks) as found,
+    ):
+        yield found
+
+
+def check(finished: Finished, config: RunConfig) -> None:
+    assert finished.code == 0
+    assert finished.balanced
+    assert finished.stats.counts["trained"] == finished.stats.issued_total == SAMPLES
+    rows = finished.rows
+    assert [row["step"] for row in rows] == list(range(1, UPDATES + 1))
+    for row in rows:
+        assert all(math.isfinite(v) for v in row.values() if isinstance(v, float)), row
+        assert row["actor/skipped_steps"] == 0
+    start = load_file(Path(config.model.path) / "model.safetensors")
+    end = load_file(finished.directory / "final" / "model.safetensors")
+    assert any(not torch.equal(start[name], end[name]) for name in start), "the policy did not move"
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_short_run(case: str, stack: SharedStack, demo_config: dict[str, Any]) -> None:
+    name = "".join(c if c.isalnum() else "-" for c in case)
+    config = RunConfig.model_validate(merged(demo_config, {"name": name}, CASES[case]))
+    finished = stack.run(config)
+    check(finished, config)
+    if config.critic.enable:
+        assert finished.rows[-1]["critic/vf_loss"] > 0
+    if config.uses_reference:
+        assert any(key in finished.rows[-1] for key in ("actor/kl_loss", "actor/reward_kl_penalty"))
