@@ -17,6 +17,8 @@ from decimal import ROUND_FLOOR, Decimal
 
 
 class Mode(enum.StrEnum):
+    COLOCATED_SYNC = "colocated_sync"
+    ONE_STEP_OFF = "one_step_off"
     ON_POLICY_PIPELINE = "on_policy_pipeline"
     STREAM_OFF_POLICY = "stream_off_policy"
     ASYNC_STALE = "async_stale_samples"
@@ -32,6 +34,8 @@ class StalenessRule:
     mini_batch: int
     threshold: float
     partial_rollout: bool
+    max_version_gap: int | None = None
+    """K: running work whose oldest version is K or more behind the next one is let finish; None: none is."""
 
     @property
     def window(self) -> int:
@@ -48,18 +52,36 @@ class StalenessRule:
         return self.window + int(extra)
 
     @property
-    def interrupts(self) -> bool:
-        """Whether running work is interrupted at a sync (otherwise it finishes first)."""
-        return self.threshold > 0 and self.partial_rollout
+    def crosses(self) -> int | None:
+        """K: how many versions the tokens of one trajectory may come from; None when unbounded.
+
+        Work that is let finish before every sync has tokens of one version.
+        """
+        return self.max_version_gap if self.threshold > 0 and self.partial_rollout else 1
+
+    def finish_through(self, next_version: int) -> int | None:
+        """Running work whose oldest version is this or lower is let finish before `next_version` commits.
+
+        None: everything is interrupted.
+        """
+        return None if self.crosses is None else next_version - self.crosses
 
     @property
-    def max_version_gap(self) -> int | None:
-        """Largest version gap of a trained sample that the rule allows; None when unbounded."""
+    def largest_gap(self) -> int | None:
+        """Largest version gap of a trained sample that the rule allows; None when unbounded.
+
+        K - 1 + ceil(eta): K - 1 syncs while it runs, ceil(eta) while it waits. docs/staleness.md.
+        """
         if self.max_required == self.window:
             return 0
-        if self.interrupts:
+        if self.crosses is None:
             return None
-        return int(Decimal(str(self.threshold)).to_integral_value("ROUND_CEILING"))
+        return self.crosses - 1 + int(Decimal(str(self.threshold)).to_integral_value("ROUND_CEILING"))
+
+    @property
+    def off_policy_steps(self) -> int:
+        """Optimizer steps that precede the last one within a window: S * R - 1."""
+        return self.sync_steps * self.require_batches - 1
 
 
 def gate_open(outstanding: int, trained_since_sync: int, max_required: int) -> bool:

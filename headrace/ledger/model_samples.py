@@ -328,6 +328,7 @@ class SampleModel:
                 if s.last == (outcome, by, attempt):
                     return outcome
             if s.state is State.TRAINING and s.lineage == lineage and s.attempt == attempt:
+                self.windows[s.window] += 1
                 s.failures += 1
                 if s.failures > self.max_retries:
                     self._end(Event.REJECT, s, State.DEAD, reason, (r.FailStatus.DEAD, by, attempt))

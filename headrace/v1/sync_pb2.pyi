@@ -177,12 +177,12 @@ class MemberWelcome(_message.Message):
     def __init__(self, committed_version: _Optional[int] = ...) -> None: ...
 
 class MemberPause(_message.Message):
-    __slots__ = ("round", "interrupt")
+    __slots__ = ("round", "finish_through")
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    INTERRUPT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_THROUGH_FIELD_NUMBER: _ClassVar[int]
     round: int
-    interrupt: bool
-    def __init__(self, round: _Optional[int] = ..., interrupt: _Optional[bool] = ...) -> None: ...
+    finish_through: int
+    def __init__(self, round: _Optional[int] = ..., finish_through: _Optional[int] = ...) -> None: ...
 
 class JoinGroup(_message.Message):
     __slots__ = ("session", "rendezvous", "rank_offset")

@@ -90,6 +90,8 @@ async def test_a_dead_engine_ends_the_rollouter_and_fails_no_sample() -> None:
     ("async_training", "oldest"),
     [
         ({"staleness_threshold": 0.5, "partial_rollout": True}, -1),
+        ({"staleness_threshold": 0.5, "partial_rollout": True, "max_version_gap": 2}, 2),
+        ({"staleness_threshold": 0.5, "partial_rollout": True, "max_version_gap": 1}, 3),
         ({"staleness_threshold": 0.5, "partial_rollout": False}, 3),
         ({"staleness_threshold": 0.0}, 3),
     ],
@@ -102,6 +104,22 @@ async def test_parked_work_is_continued_only_where_the_gap_may_grow(
         await asyncio.wait_for(worker(ledger, Engine(), config(**async_training)).run(), 10)
     takes = [args for script, args in ledger.asked if script == "take"]
     assert {args[4] for args in takes} == {oldest}
+
+
+async def test_a_pause_waits_for_old_work_only() -> None:
+    """What would cross too many versions ends first; the rest is frozen as it is."""
+    c = config(staleness_threshold=0.5, max_version_gap=2)
+    w = worker(Ledger(), Engine(), c)
+    member = Member(c, Engine(), w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
+    w._oldest.update({"old": 2, "young": 3})
+    pausing = asyncio.create_task(member._pause(pb.MemberPause(round=1, finish_through=2)))
+    await asyncio.sleep(0.1)
+    assert not pausing.done()
+    assert w.running_through(2) == 1
+    del w._oldest["old"]
+    await asyncio.wait_for(pausing, 5)
+    w._oldest["old"] = 0
+    await asyncio.wait_for(member._pause(pb.MemberPause(round=2)), 5)
 
 
 @pytest.mark.parametrize(("difference", "trusted"), [(0.01, True), (0.2, False), (math.nan, False)])

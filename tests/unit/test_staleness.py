@@ -92,7 +92,8 @@ def test_the_gate_lets_in_exactly_max_required(outstanding: int, trained: int, r
 def test_the_mode_is_derived(sync_steps: int, threshold: float, partial: bool, mode: Mode) -> None:
     rule = StalenessRule(sync_steps, 1, 8, threshold, partial)
     assert derive_mode(rule) is mode
-    assert rule.interrupts is (mode is Mode.ASYNC_PARTIAL), "partial_rollout has effect only when eta > 0"
+    interrupts = rule.finish_through(5) is None
+    assert interrupts is (mode is Mode.ASYNC_PARTIAL), "partial_rollout has effect only when eta > 0"
 
 
 @pytest.mark.parametrize(
@@ -115,15 +116,28 @@ def test_the_mode_is_derived(sync_steps: int, threshold: float, partial: bool, m
 def test_the_largest_version_gap(
     threshold: float, window: tuple[int, int, int], partial: bool, gap: int | None
 ) -> None:
-    assert of(threshold, window, partial).max_version_gap == gap
+    assert of(threshold, window, partial).largest_gap == gap
+
+
+@pytest.mark.parametrize(
+    ("threshold", "limit", "gap"), [(0.5, 1, 1), (0.5, 2, 2), (1.0, 4, 4), (1.5, 3, 4), (0.05, 3, 0)]
+)
+def test_a_limit_on_what_work_may_cross(threshold: float, limit: int, gap: int) -> None:
+    """K - 1 + ceil(eta); 1 is the same as no partial rollout at all."""
+    rule = StalenessRule(1, 1, 8, threshold, True, limit)
+    assert rule.largest_gap == gap
+    assert rule.finish_through(7) == 7 - limit
+    if limit == 1:
+        without = StalenessRule(1, 1, 8, threshold, False)
+        assert (rule.largest_gap, rule.finish_through(7)) == (without.largest_gap, without.finish_through(7))
 
 
 @given(rules)
 def test_the_gap_bounds_what_the_gate_lets_in(rule: StalenessRule) -> None:
     """The oldest of max_required samples waits for the others: ceil(max_required / B) - 1 windows."""
-    gap = rule.max_version_gap
+    gap = rule.largest_gap
     if gap is None:
-        assert rule.interrupts
+        assert rule.crosses is None
         return
     assert gap >= math.ceil(Decimal(rule.max_required) / rule.window) - 1
     assert (gap == 0) == (rule.max_required == rule.window)

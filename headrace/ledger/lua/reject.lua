@@ -9,6 +9,9 @@ for _, outcome in ipairs({ 'retried', 'dead' }) do
 end
 if s.state ~= 'training' or s.lineage ~= lineage or s.attempt ~= attempt then return fenced('reject') end
 local failures = s.failures + 1
+-- Its place in the window is used up all the same: a window that lets in more than it trains would leave
+-- more behind at its commit than the bound on the version gap allows for.
+bump('tw:' .. s.window)
 call('HSET', skey(id), 'failures', failures)
 if failures > num('max_retries') then
   to_end(s, 'dead', ARGV[4], ARGV[5], ending('dead', by, attempt))

@@ -21,6 +21,7 @@ import uvicorn
 from headrace import environment, logs
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
+from headrace.cores import bind
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable
 from headrace.redis_connect import connect_async
@@ -121,8 +122,7 @@ class Rollouter:
         return "" if self.member.connected else "not connected to the coordinator"
 
     async def _beat(self, ledger: AsyncLedger) -> None:
-        r = self.config.rollout
-        target = r.max_concurrent_samples * r.n
+        target = self.worker.target_sequences
         metrics.TARGET.set(target)
         period = min(1.0, self.config.ledger.lease_s / 5)
         started = time.monotonic()
@@ -198,7 +198,9 @@ def main() -> None:
     args = parser.parse_args()
     logs.setup(f"rollouter-{args.replica}")
     try:
-        code = asyncio.run(Rollouter(load(args.config), args).run())
+        config = load(args.config)
+        bind(config.rollout.cpus, "rollout.cpus")
+        code = asyncio.run(Rollouter(config, args).run())
     except (ConfigError, RewardError, ValueError) as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_CONFIG

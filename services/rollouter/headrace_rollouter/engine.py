@@ -42,7 +42,7 @@ class Engine:
         """Weights are only partly loaded: a full transfer must come first."""
         self.generated_tokens = 0
         # Only where running work is let finish does anybody watch tokens; elsewhere outputs at the end do.
-        self._counts_tokens = not config.rule.interrupts
+        self._counts_tokens = config.rule.crosses is not None
 
     @classmethod
     async def start(cls, config: RunConfig, stop_token_ids: list[int]) -> Engine:

@@ -117,24 +117,27 @@ class Member:
                 raise Expelled(command.expelled.reason)
 
     async def _pause(self, pause: pb.MemberPause) -> None:
-        if not pause.interrupt:
-            await self._let_finish()
+        if pause.HasField("finish_through"):
+            await self._let_finish(pause.finish_through)
         if not self._paused:
             await self._engine.pause()
             self._paused = True
             self._worker.paused()
         self._report(paused=pb.MemberPaused(term=self._term, round=pause.round))
 
-    async def _let_finish(self) -> None:
-        """Running samples end first (takes are held by the ledger); report tokens as they come."""
-        while self._worker.running:
+    async def _let_finish(self, through: int) -> None:
+        """Samples with tokens of version `through` or older end first; report tokens as they come.
+
+        Takes are held by the ledger meanwhile, so that this ends.
+        """
+        while self._worker.running_through(through):
             self._report(
                 progress=pb.MemberProgress(
                     tokens=self._engine.generated_tokens + self._worker.scored, running=self._worker.running
                 )
             )
             for _ in range(int(_PROGRESS_S / 0.02)):
-                if not self._worker.running:
+                if not self._worker.running_through(through):
                     return
                 await asyncio.sleep(0.02)
 

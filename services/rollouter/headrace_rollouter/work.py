@@ -48,9 +48,13 @@ _VALIDATION_POLL_S = 1.0
 _VALIDATION_CHUNK = 16
 
 
-def sampling_seed(run_seed: int, sample_id: str, index: int, have: int) -> int:
-    """Seed of one trajectory, a pure function of what it is; `have` tokens already exist."""
-    digest = hashlib.sha256(f"{run_seed}/{sample_id}/{index}/{have}".encode()).digest()
+def sampling_seed(run_seed: int, sample_id: str, index: int, have: int, failures: int = 0) -> int:
+    """Seed of one trajectory, a pure function of what it is; `have` tokens already exist.
+
+    A sample that has failed is not sampled in the same way again.
+    """
+    again = f"/{failures}" if failures else ""
+    digest = hashlib.sha256(f"{run_seed}/{sample_id}/{index}/{have}{again}".encode()).digest()
     return int.from_bytes(digest[:8], "little") & (2**63 - 1)
 
 
@@ -78,6 +82,8 @@ class Worker:
         """The canary of the present version has passed: results may leave."""
         self.draining = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._oldest: dict[str, int] = {}
+        """No token of the running sample is of an older version than this."""
         self._val_tasks: set[asyncio.Task[None]] = set()
         self._val_next_poll = 0.0
         self._paused_at: float | None = None
@@ -107,6 +113,10 @@ class Worker:
     def running(self) -> int:
         return len(self._tasks)
 
+    def running_through(self, version: int) -> int:
+        """Running samples that may have tokens of `version` or older."""
+        return sum(oldest <= version for oldest in self._oldest.values())
+
     def _clock(self) -> float:
         """Monotonic seconds that stand still while a sync pauses the engine."""
         now = self._paused_at if self._paused_at is not None else time.monotonic()
@@ -134,20 +144,24 @@ class Worker:
                 await asyncio.sleep(_IDLE_POLL_S)
 
     async def _take(self, free: int) -> int:
-        # Where running work is let finish before a sync, parked work of an older version starts again: going
-        # on with it would let the version gap grow beyond its bound.
-        oldest = -1 if self._config.rule.interrupts else self.version
+        # Parked work that should have finished before this version starts again: going on with it would let
+        # the version gap grow beyond its bound.
+        through = self._config.rule.finish_through(self.version)
+        oldest = -1 if through is None else through + 1
         reply = await self._ledger.run(ops.take(self._owner, self.version, free, oldest_version=oldest))
         # Any refusal means: wait. A member that was expired, or that a new trainer does not know yet, is
         # brought up to date and admitted again through the coordinator's stream.
         metrics.TAKES.labels(status=str(reply.status)).inc()
         for item in reply.items:
+            # Until parked work is read, what it holds may be as old as can be.
+            self._oldest[item.sample_id] = -1 if item.work else self.version
             self._tasks[item.sample_id] = task = asyncio.create_task(self._sample(item))
             task.add_done_callback(functools.partial(self._ended, item.sample_id))
         return len(reply.items)
 
     def _ended(self, sample_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(sample_id, None)
+        self._oldest.pop(sample_id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("sample task failed", exc_info=error, extra={"sample": sample_id})
             self._failure = self._failure or error
@@ -161,11 +175,12 @@ class Worker:
             group = decode_parked(item.work) if item.work else self._fresh_group()
             if len(group) != self._group_size:
                 raise WireError(f"parked group of {len(group)}, {self._group_size} are asked for")
+            self._oldest[item.sample_id] = min([self.version, *(v[0] for t in group if (v := t.versions))])
         except WireError as error:
             await self._fail(item, "malformed", str(error))
             return
         try:
-            group = await self._generate_group(prompt, group)
+            group = await self._generate_group(prompt, group, item.failures)
         except TimeoutError:
             await self._fail(item, "timeout", f"no finish within {self._config.rollout.sample_timeout_s:g} s")
             return
@@ -214,6 +229,11 @@ class Worker:
         metrics.SAMPLES.inc()
 
     @property
+    def target_sequences(self) -> int:
+        """Sequences that run when every slot is taken."""
+        return self._config.rollout.max_concurrent_samples * self._group_size
+
+    @property
     def _group_size(self) -> int:
         """Trajectories to train and, behind them, the greedy one where there is one."""
         return self._config.rollout.n + self._config.has_greedy_baseline
@@ -221,10 +241,15 @@ class Worker:
     def _fresh_group(self) -> list[Trajectory]:
         return [empty_trajectory(self._config.rollout.temperature) for _ in range(self._group_size)]
 
-    async def _generate_group(self, prompt: Prompt, group: list[Trajectory]) -> list[Trajectory]:
+    async def _generate_group(
+        self, prompt: Prompt, group: list[Trajectory], failures: int
+    ) -> list[Trajectory]:
         """Every unfinished trajectory continued. Raises TimeoutError past the sample's deadline."""
         deadline = self._clock() + self._config.rollout.sample_timeout_s
-        calls = [asyncio.ensure_future(self._trajectory(prompt, t, index)) for index, t in enumerate(group)]
+        calls = [
+            asyncio.ensure_future(self._trajectory(prompt, t, index, failures))
+            for index, t in enumerate(group)
+        ]
         pending = set(calls)
         while pending:
             left = deadline - self._clock()
@@ -239,14 +264,16 @@ class Worker:
             raise errors[0]
         return [call.result() for call in calls]
 
-    async def _trajectory(self, prompt: Prompt, t: Trajectory, index: int) -> Trajectory:
+    async def _trajectory(self, prompt: Prompt, t: Trajectory, index: int, failures: int) -> Trajectory:
         if t.finish_reason is not FinishReason.UNFINISHED or self.draining:
             return t
-        seed: int | None = sampling_seed(self._config.seed, prompt.sample_id, index, len(t.token_ids))
+        seed: int | None = sampling_seed(
+            self._config.seed, prompt.sample_id, index, len(t.token_ids), failures
+        )
         if index == self._config.rollout.n:
             seed = None  # the greedy one
         done = await self._engine.generate(prompt.token_ids, t, seed)
-        if done.finish_reason is not FinishReason.UNFINISHED:
+        if done.finish_reason is not FinishReason.UNFINISHED and seed is not None:
             metrics.RESPONSE_TOKENS.observe(len(done.token_ids))
         return done
 
@@ -254,6 +281,12 @@ class Worker:
         scores = await asyncio.gather(*(self._score_one(prompt, t) for t in group))
         for t, (reward, parts) in zip(group, scores, strict=True):
             t.reward, t.reward_parts = reward, parts
+            missing = [k for k in self._config.algorithm.gdpo_reward_keys if k != "score" and k not in parts]
+            if missing:
+                raise RewardError(
+                    f"the reward has no {', '.join(missing)} (algorithm.gdpo_reward_keys), only "
+                    f"{sorted(parts)}"
+                )
 
     async def _score_one(self, prompt: Prompt, t: Trajectory) -> tuple[float, dict[str, float]]:
         info: dict[str, Any] = {**prompt.extra_info, "finish_reason": t.finish_reason.name.lower()}

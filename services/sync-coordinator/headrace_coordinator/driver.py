@@ -87,7 +87,7 @@ class Driver:
             return
         if self.session is not None and name in self.session.roster:
             if self.session.phase is s.Phase.PAUSING:
-                self.transfers.pause(name, self.round)
+                self.transfers.pause(name, self.round, self.version + 1)
         elif connection.paused and name in stats.members and stats.phase == "idle" and not stats.held:
             # Its resume got lost. In a round that has not committed its engine may hold anything.
             self._resume(connection)
@@ -230,7 +230,7 @@ class Driver:
         assert self._manifest is not None
         if not self.connections.members[name].paused:
             # It was expired behind our back. It pauses before it obeys what follows.
-            self.transfers.pause(name, self.round)
+            self.transfers.pause(name, self.round, self.version)
         await self.transfers.run(session, self.round, self._manifest, self._admit, Timings())
         log.info(
             "catch-up ended",

@@ -96,7 +96,7 @@ class Transfers:
 
     async def _next_event(self, session: s.Session, entered: float) -> s.Event:
         c = self.config.sync
-        interrupts = self.config.rule.interrupts
+        interrupts = self.config.rule.crosses is None
         while True:
             match session.phase:
                 case s.Phase.PAUSING:
@@ -119,7 +119,7 @@ class Transfers:
     async def _act(self, action: s.Action, round_: int, manifest: pb.Manifest, commit: Commit) -> None:
         match action:
             case s.Pause(who):
-                self.pause(who, round_)
+                self.pause(who, round_, manifest.version)
             case s.Form(_, members):
                 self._form(members)
             case s.Transfer(_, members):
@@ -137,8 +137,9 @@ class Transfers:
                 self._events = asyncio.Queue()
                 self._events.put_nowait(answer)
 
-    def pause(self, name: str, round_: int) -> None:
-        pause = pb.MemberPause(round=round_, interrupt=self.config.rule.interrupts)
+    def pause(self, name: str, round_: int, version: int) -> None:
+        """`version`: the one that the member is to run afterwards."""
+        pause = pb.MemberPause(round=round_, finish_through=self.config.rule.finish_through(version))
         self.connections.send_member(name, pb.MemberCommand(pause=pause))
 
     def _to_member(self, name: str, command: pb.MemberCommand) -> None:
