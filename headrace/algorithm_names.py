@@ -44,8 +44,16 @@ LOSSES = frozenset(
 BYPASS_LOSSES = frozenset({"bypass_ppo_clip", "bypass_reinforce"})
 """They apply the rollout correction themselves, to the ratio current / behaviour."""
 
-BEHAVIOUR_LOSSES = BYPASS_LOSSES | {"decoupled_ppo", "aipo", "dppo_tv", "dppo_kl"}
+BEHAVIOUR_LOSSES = BYPASS_LOSSES | {"decoupled_ppo", "aipo", "m2po", "prime_rl"}
 """They read the behaviour log-probs beside the old ones."""
+
+REJECTION_CRITERIA = frozenset(
+    {
+        "token", "sequence", "geometric", "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2",
+        "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3",
+    }
+)  # fmt: skip
+"""What `algorithm.rollout_correction.rollout_rs` may name."""
 
 KL_PENALTIES = frozenset({"kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"})
 """Estimators of the KL divergence; a `+` behind the name takes the gradient of k2."""

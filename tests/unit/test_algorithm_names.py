@@ -12,6 +12,7 @@ from headrace.algorithms.aggregation import AGGREGATIONS
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
 from headrace.algorithms.kl import KL_PENALTIES
 from headrace.algorithms.policy_loss import POLICY_LOSSES, PolicyLossSettings
+from headrace.algorithms.rejection import REJECTION_CRITERIA
 from headrace.config import RunConfig
 
 NOT_NUMBERS = {"clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "sequence_ratio", "behaviour_filter",
@@ -22,6 +23,7 @@ def test_every_registered_name_can_be_configured() -> None:
     assert set(ADVANTAGE_ESTIMATORS.names()) == set(names.ESTIMATORS)
     assert set(POLICY_LOSSES.names()) == names.LOSSES
     assert set(KL_PENALTIES.names()) == names.KL_PENALTIES
+    assert set(REJECTION_CRITERIA.names()) == names.REJECTION_CRITERIA
     assert set(AGGREGATIONS.names()) == names.AGGREGATIONS
     assert {f.name for f in fields(PolicyLossSettings)} - NOT_NUMBERS == names.LOSS_SETTINGS
 
@@ -73,6 +75,40 @@ def config(**sections: dict[str, Any]) -> RunConfig:
         ({"actor": {"use_kl_loss": True, "kl_loss_type": "k4"}}, "k4 is unknown"),
         ({"algorithm": {"use_kl_in_reward": True, "kl_penalty": "full"}}, "full is unknown"),
         ({"algorithm": {"gdpo_reward_keys": ["a"]}}, "adv_estimator = gdpo"),
+        (
+            {"algorithm": {"adv_estimator": "gdpo", "gdpo_reward_keys": ["a"], "use_kl_in_reward": True}},
+            "parts of the reward as they are",
+        ),
+        (
+            {"algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive", "horizon": 3}}},
+            "raise it above 3",
+        ),
+        (
+            {"algorithm": {"rollout_correction": {"rollout_rs": "tokn_k9", "rollout_rs_threshold": 2}}},
+            "tokn_k9 is unknown",
+        ),
+        (
+            {"algorithm": {"rollout_correction": {"rollout_rs": "token_k1", "rollout_rs_threshold": "abc"}}},
+            "is no threshold",
+        ),
+        (
+            {
+                "algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": "1_2_3"}},
+                "async_training": {"use_rollout_log_probs": False},
+            },
+            "is no threshold",
+        ),
+        (
+            {
+                "algorithm": {
+                    "rollout_correction": {
+                        "rollout_rs": "token_k1,seq_mean_k3,token_k2",
+                        "rollout_rs_threshold": "2,3",
+                    }
+                }
+            },
+            "2 for 3 criteria",
+        ),
         (
             {"algorithm": {"adv_estimator": "gdpo", "gdpo_reward_keys": ["a"], "gdpo_reward_weights": []}},
             "one for each",

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.algorithm_names import AGGREGATIONS, ESTIMATORS, LOSSES
-from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
+from headrace.algorithm_names import AGGREGATIONS, BEHAVIOUR_LOSSES, ESTIMATORS, LOSSES
+from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, estimate
 from headrace.algorithms.policy_loss import POLICY_LOSSES
 from headrace.config import RunConfig
-from headrace.wire import Sample, Segment
-from headrace_trainer.advantages import with_advantages
+from headrace.wire import FinishReason, Sample, Segment
+from headrace_trainer.advantages import fill_advantages, with_advantages
 from headrace_trainer.checkpoint import Checkpoints, Progress
 from headrace_trainer.learner import Learned, Learner
 from headrace_trainer.optimize import learnable
@@ -98,6 +98,115 @@ def test_estimator(estimator: str, ranks: Ranks, samples: list[Sample], model_di
     learned, moved = learn(c, ranks, with_baseline(samples, 0.5), model_dir)
     assert np.isfinite(learned.sums.vector()).all()
     assert moved > 0
+
+
+def by_hand(samples: list[Sample], values: torch.Tensor, **more: Any) -> AdvantageInput:
+    """What the estimator should be asked, from the samples alone."""
+    every = [(number, t) for number, s in enumerate(samples) for t in s.trajectories]
+    width = max(len(t.token_ids) for _, t in every)
+    rewards = torch.zeros(len(every), width, dtype=torch.float64)
+    mask = torch.zeros(len(every), width)
+    for row, (_, t) in enumerate(every):
+        mask[row, : len(t.token_ids)] = torch.from_numpy(t.loss_mask.astype("float32"))
+        trained = np.flatnonzero(t.loss_mask)
+        rewards[row, trained[-1] if len(trained) else len(t.token_ids) - 1] = float(np.float32(t.reward))
+    return AdvantageInput(
+        token_level_rewards=rewards,
+        response_mask=mask,
+        group_ids=torch.tensor([number for number, _ in every]),
+        lengths=torch.tensor([len(t.token_ids) for _, t in every]),
+        values=values[:, :width],
+        truncated=torch.tensor([t.finish_reason is FinishReason.LENGTH for _, t in every]),
+        reward_baselines=torch.full((len(every),), 0.5, dtype=torch.float64),
+        **more,
+    )
+
+
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+def test_the_loop_feeds_each_estimator_what_it_is_defined_on(
+    estimator: str, samples: list[Sample], ranks: Ranks
+) -> None:
+    """Same numbers as the pure function on a batch put together by hand."""
+    cut = [
+        dataclasses.replace(
+            s,
+            baseline_reward=0.5,
+            trajectories=[
+                dataclasses.replace(
+                    t, reward=float(np.float32(t.reward)),
+                    finish_reason=FinishReason.LENGTH if i % 2 else FinishReason.STOP,
+                )
+                for i, t in enumerate(s.trajectories)
+            ],
+        )
+        for s in samples
+    ]  # fmt: skip
+    a = {"adv_estimator": estimator, "gamma": 0.9, "lam": 0.8}
+    c = config(algorithm=a, **NEEDS.get(estimator, {}))
+    rows = make_rows([cut[:1], cut[1:]])
+    flat = [row for mini in rows for row in mini]
+    rng = np.random.default_rng(4)
+    values, old, squares = (torch.zeros(len(flat), 20, dtype=torch.float64) for _ in range(3))
+    for number, row in enumerate(flat):
+        n = len(row.trajectory.token_ids)
+        row.values, row.old_log_probs = rng.normal(size=n), -rng.random(n)
+        row.sum_pi_squared = rng.random(n)
+        for into, array in ((values, row.values), (old, row.old_log_probs), (squares, row.sum_pi_squared)):
+            into[number, :n] = torch.from_numpy(array)
+    fill_advantages(c, rows, ranks)
+    width = max(len(row.trajectory.token_ids) for row in flat)
+    expected = estimate(
+        estimator,
+        by_hand(
+            cut, values, gamma=0.9, lam=0.8, old_log_probs=old[:, :width], sum_pi_squared=squares[:, :width]
+        ),
+    )
+    for number, row in enumerate(flat):
+        n = len(row.trajectory.token_ids)
+        np.testing.assert_allclose(row.advantages, expected.advantages[number, :n], rtol=1e-12, atol=1e-12)
+        if c.critic.enable:
+            np.testing.assert_allclose(row.returns, expected.returns[number, :n], rtol=1e-12, atol=1e-12)
+
+
+def test_kl_is_taken_off_the_reward_with_its_sign(samples: list[Sample], ranks: Ranks) -> None:
+    """remax shows the return itself: r - beta * sum of (old - ref) from each token on."""
+    c = config(algorithm={"adv_estimator": "remax", "use_kl_in_reward": True})
+    rows = make_rows([with_baseline(samples, 0.0)])
+    for row in rows[0]:
+        row.ref_log_probs = row.trajectory.log_probs - 0.5
+    kl = fill_advantages(c, rows, ranks, kl_coef=0.1)
+    assert kl is not None
+    assert kl.mean == pytest.approx(0.5)
+    for row in rows[0]:
+        on = row.trajectory.loss_mask > 0
+        left = np.cumsum(on[::-1])[::-1]
+        np.testing.assert_allclose(
+            row.advantages[on], (row.trajectory.reward - 0.1 * 0.5 * left)[on], rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_losses_that_read_the_behaviour_policy_are_known(
+    loss: str, ranks: Ranks, samples: list[Sample]
+) -> None:
+    """Those whose gradient changes with the engine's log-probs while the old ones stay."""
+    grads = []
+    for shift in (0.0, 0.2):
+        weighted = {"rollout_correction": {"rollout_is": "token"}} if loss == "bypass_reinforce" else {}
+        c = config(actor={"policy_loss": loss}, algorithm=weighted, **NEEDS.get(loss, {}))
+        model = equivalence.build("llama-tied")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        updater = Updater(
+            c, model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0), ranks, pad_id=0
+        )
+        (rows,) = with_advantages(c, [samples], ranks)
+        for row in rows:
+            row.old_log_probs = row.trajectory.log_probs.astype("float64")
+            behaviour = row.trajectory.log_probs - shift * np.arange(len(row.trajectory.log_probs))
+            row.trajectory = dataclasses.replace(row.trajectory, log_probs=behaviour.astype("float32"))
+        updater.step(rows, UpdateSums())
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.equal(*grads) == (loss not in BEHAVIOUR_LOSSES)
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
@@ -403,6 +512,20 @@ def test_overlong_responses_are_punished(samples: list[Sample]) -> None:
     longest = max(range(len(free)), key=lambda i: free[i].span.stop - free[i].span.start)
     assert len(free[longest].trajectory.token_ids) == 14
     assert punished[longest].advantages[-1] < free[longest].advantages[-1]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_rejection_leaves_tokens_out(
+    recomputed: bool, ranks: Ranks, samples: list[Sample], model_dir: str
+) -> None:
+    """Where trainer and engine disagree, whichever log-probs are the old ones."""
+    rejection = {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.02}
+    async_training = {"use_rollout_log_probs": not recomputed}
+    plain, _ = learn(config(async_training=async_training), ranks, samples, model_dir)
+    c = config(algorithm={"rollout_correction": rejection}, async_training=async_training)
+    kept, _ = learn(c, ranks, samples, model_dir)
+    assert kept.sums.loss != plain.sums.loss
+    assert kept.sums.grad_norms != plain.sums.grad_norms
 
 
 def test_own_estimator_and_loss_from_a_file(

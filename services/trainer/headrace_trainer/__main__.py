@@ -18,6 +18,7 @@ from pathlib import Path
 
 from headrace import logs
 from headrace.config_load import ConfigError, load
+from headrace.cores import bind
 from headrace.net import interface_address
 
 EX_CONFIG = 78
@@ -39,6 +40,7 @@ def main() -> None:
     logs.setup("trainer")
     try:
         config = load(args.config)
+        bind(config.trainer.cpus, "trainer.cpus")
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(EX_CONFIG)

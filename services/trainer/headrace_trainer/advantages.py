@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headrace.algorithm_names import CRITIC_ESTIMATORS
 from headrace.algorithms.estimator import AdvantageInput, estimate
 from headrace.algorithms.kl import kl_penalty
 from headrace.algorithms.shaping import overlong_penalty, penalised_rewards
@@ -90,7 +89,7 @@ def fill_advantages(
     for number, row in enumerate(rows, start=exchange.first):
         count = len(row.trajectory.token_ids)
         row.advantages = out.advantages[number, :count].numpy()
-        if needs in CRITIC_ESTIMATORS:
+        if config.critic.enable:
             row.returns = out.returns[number, :count].numpy()
     if kl is None:
         return None

@@ -74,6 +74,9 @@ class Batches:
         while True:
             more = self._claim(window, want - len(claimed))
             claimed += more
+            if self._config.data.drop_last and len(claimed) < want:  # the end of the data
+                self._drop([c.sample_id for c in claimed], "drop_last")
+                return None
             if not claimed:
                 return None
             items = [
@@ -104,11 +107,14 @@ class Batches:
             return []
         own = [s.prompt.sample_id for s in mine if len({t.reward for t in s.trajectories}) == 1]
         flat = [i for part in self._ranks.gather_all(own) for i in part]
-        if flat and self._ranks.is_first:
-            verdict = self._ledger.run(ops.drop(self._lineage, flat, "zero_spread"))
-            if verdict != "ok":
-                raise ClaimFailed(f"the ledger refused to drop {len(flat)} groups: {verdict}")
+        self._drop(flat, "zero_spread")
         return flat
+
+    def _drop(self, ids: Sequence[str], reason: str) -> None:
+        if ids and self._ranks.is_first:
+            verdict = self._ledger.run(ops.drop(self._lineage, ids, reason))
+            if verdict != "ok":
+                raise ClaimFailed(f"the ledger refused to drop {len(ids)} samples ({reason}): {verdict}")
 
     def _check_refills(self, filtered: int, want: int) -> None:
         limit = self._config.algorithm.filter_groups.max_num_gen_batches

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from headrace.algorithms.kl import AdaptiveKl
 from headrace.config import RunConfig
@@ -22,6 +25,11 @@ from headrace_trainer.update import Updater, UpdateSums
 log = logging.getLogger("headrace.trainer.learner")
 
 Phase = Callable[[str], AbstractContextManager[None]]
+
+
+def _is_scored(row: Row) -> bool:
+    scores = (row.old_log_probs, row.ref_log_probs, row.values)
+    return all(bool(np.isfinite(s).all()) for s in scores if s is not None)
 
 
 @dataclass
@@ -67,10 +75,16 @@ class Learner:
             found["critic"] = self._critic.part
         return found
 
+    @property
+    def adapted_kl_coef(self) -> float | None:
+        """What the adaptive controller has made of the coefficient; None where the configuration says it."""
+        a = self._config.algorithm
+        return self.kl_coef if a.use_kl_in_reward and a.kl_ctrl.type == "adaptive" else None
+
     def resumed(self, updates: int, kl_coef: float | None) -> None:
         """What a checkpoint remembers beside the models."""
         self._updates = updates
-        if kl_coef is not None:
+        if kl_coef is not None and self.adapted_kl_coef is not None:
             self.kl_coef = kl_coef
 
     def begin_window(self) -> None:
@@ -89,7 +103,8 @@ class Learner:
         phase: Phase,
     ) -> Learned:
         """Train this rank's part of R mini-batches. `optimizer_steps`: how many there were before."""
-        rows = make_rows(mini_batches, step_of_version)
+        proximal = self._config.actor.prox_logp_method != "recompute"
+        rows = make_rows(mini_batches, step_of_version if proximal else None)
         every = [row for mini in rows for row in mini]
         with phase("old_log_prob"):
             self._updater.recompute_old(rows)
@@ -99,10 +114,15 @@ class Learner:
         if self._critic is not None:
             with phase("values"):
                 self._critic.score(every)
-        with phase("adv"):
-            kl = fill_advantages(self._config, rows, self._ranks, self.kl_coef)
-        self._updates += 1
         learned = Learned(UpdateSums(), 0, 0)
+        self._updates += 1
+        with phase("adv"):
+            rows = self._leave_out_broken(rows, learned)
+            if not self._ranks.largest(sum(map(len, rows))):
+                learned.optimizer_steps = len(rows)  # offered, and none taken
+                learned.sums.skipped = len(rows)
+                return learned
+            kl = fill_advantages(self._config, rows, self._ranks, self.kl_coef)
         if self._critic is None or self._updates > self._config.critic.warmup_updates:
             with phase("update_actor"):
                 for mini in rows:
@@ -112,6 +132,17 @@ class Learner:
                 self._train_critic(self._critic, rows, learned)
         self._control_kl(kl, learned)
         return learned
+
+    def _leave_out_broken(self, rows: list[list[Row]], learned: Learned) -> list[list[Row]]:
+        """Without the samples that could not be scored: whitening would carry a nan into every other."""
+        if not (self._config.recomputes_old or self._reference is not None or self._critic is not None):
+            return rows
+        own = sorted({row.prompt.sample_id for mini in rows for row in mini if not _is_scored(row)})
+        bad = {i for part in self._ranks.gather_all(own) for i in part}
+        learned.rejected.update(dict.fromkeys(bad, "log-probs, reference or values are not finite"))
+        if bad:
+            log.error("scores are not finite", extra={"offenders": sorted(bad)})
+        return [[row for row in mini if row.prompt.sample_id not in bad] for mini in rows]
 
     def _step_policy(self, mini: Sequence[Row], learned: Learned, steps_before: int) -> None:
         """A step; once more without the samples that were not finite, so that the others are not lost."""
@@ -135,7 +166,7 @@ class Learner:
         learned.metrics |= value_metrics(total, sums, critic.part.learning_rate)
 
     def _control_kl(self, kl: BatchKl | None, learned: Learned) -> None:
-        if kl is None:
+        if kl is None or not math.isfinite(kl.mean):
             return
         learned.metrics |= {"actor/reward_kl_penalty": kl.mean, "actor/reward_kl_penalty_coeff": self.kl_coef}
         c = self._config.algorithm.kl_ctrl

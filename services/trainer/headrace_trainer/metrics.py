@@ -47,7 +47,7 @@ _GAUGES = {
 def observe(row: Mapping[str, Any], phases: Mapping[str, float], samples: int, group: int) -> None:
     """One run-log row into the registry."""
     IDLE.set(row["trainer/idle_ratio"])
-    WAIT.inc(phases.get("gen_wait", 0.0))
+    WAIT.inc(phases.get("gen_wait", 0.0) + phases.get("wait_prev_gen", 0.0))
     STEP.inc(row["timing_s/step"])
     for name, seconds in phases.items():
         PHASE.labels(phase=name).observe(seconds)

@@ -23,6 +23,9 @@ from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog, spread, staleness_metrics
 
+WAITS = ("gen_wait", "wait_prev_gen")
+"""Phases in which the trainer waits for samples."""
+
 
 class Report:
     """Every rank has one, since sums are collective; only rank 0 writes."""
@@ -34,7 +37,8 @@ class Report:
         self._log = RunLog(run_dir) if ranks.is_first else None
         self._started = time.monotonic()
         self._wall_before = 0.0
-        self._row_began = self._started
+        self._row_began = self._mark = self._started
+        self._skipped = self._rejected = 0  # in updates without a row
         self._phases: dict[str, float] = {}
         self._inner_s = 0.0  # seconds of phases within the one that is being measured
         self._sync: dict[str, float] = {}
@@ -62,9 +66,17 @@ class Report:
             self._phases[name] = self._phases.get(name, 0.0) + spent - self._inner_s
             self._inner_s = inner_before + spent
 
+    def waited_for_generation(self) -> None:
+        """The round that has just committed let running work finish first: that part of `param_sync` is the
+        wait for the batch that generated meanwhile."""
+        waited = min(self._sync.get("sync/pause_s", 0.0), self._phases["param_sync"])
+        self._phases["param_sync"] -= waited
+        self._phases["wait_prev_gen"] = waited
+
     def begin_update(self, batch: Batch, window: int) -> None:
         """The batch is here: what lies between the last row's end and now was waiting for it."""
-        self._phases = {"gen_wait": time.monotonic() - self._row_began}
+        # Of an update whose samples all went back there is no row: its phases go into the next one's.
+        self._phases["gen_wait"] = self._phases.get("gen_wait", 0.0) + time.monotonic() - self._mark
         self._window = window
 
     # -- sync ------------------------------------------------------------------------------------
@@ -103,6 +115,11 @@ class Report:
 
     def end_update(self, batch: Batch, p: Progress, learned: Learned, lr: float) -> None:
         """Collective: every rank's sums and facts, one row on rank 0."""
+        self._skipped += learned.sums.skipped
+        self._rejected += len(learned.rejected)
+        if not batch.items:
+            self._mark = time.monotonic()
+            return
         with self.phase("report"):
             total = self._ranks.sums(learned.sums.vector())
             mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
@@ -135,7 +152,7 @@ class Report:
             self._window_ended = False
         if self._log is None or stats is None:
             self._phases = {}
-            self._row_began = time.monotonic()
+            self._row_began = self._mark = time.monotonic()
             return
         now = time.monotonic()
         step_s = now - self._row_began
@@ -144,7 +161,8 @@ class Report:
         metrics.observe(row, self._phases, samples, self._config.rollout.n)
         self._phases = {}
         self._sync = {}
-        self._row_began = now
+        self._skipped = self._rejected = 0
+        self._row_began = self._mark = now
 
     def _row(
         self,
@@ -169,7 +187,7 @@ class Report:
             "lineage": p.lineage,
             "wall_s": self.wall_s,
             "trained_tokens": p.tokens,
-            "trainer/idle_ratio": self._phases.get("gen_wait", 0.0) / step_s,
+            "trainer/idle_ratio": sum(self._phases.get(name, 0.0) for name in WAITS) / step_s,
             "fully_async/count/stale_samples_processed": p.stale_samples,
             "fully_async/count/stale_trajectory_processed": p.stale_trajectories,
             "fully_async/count/total_generated_samples": sum(t.samples for t in self._telemetry.values()),
@@ -196,8 +214,8 @@ class Report:
             "actor/ppo_kl": old_kl / tokens,
             "actor/entropy": entropy / tokens,
             "actor/grad_norm": sums.grad_norms[-1] if sums.grad_norms else 0.0,
-            "actor/skipped_steps": sums.skipped,
-            "queue/rejected": len(learned.rejected),
+            "actor/skipped_steps": self._skipped,
+            "queue/rejected": self._rejected,
             "actor/lr": lr,
             "rollout_corr/ess": weight * weight / (tokens * squared) if squared > 0 else 1.0,
             "rollout_corr/kl": kl / tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,26 +55,28 @@ class Row:
 def make_rows(
     mini_batches: Sequence[Sequence[Sample]], step_of_version: dict[str, int] | None = None
 ) -> list[list[Row]]:
-    """The trajectories of each mini-batch. `step_of_version`: optimizer steps before each version."""
-    steps = {int(version): step for version, step in (step_of_version or {}).items()}
+    """The trajectories of each mini-batch. `step_of_version`: optimizer steps before each version, where the
+    loss asks for them."""
+    clock = sorted((int(version), step) for version, step in (step_of_version or {}).items())
     out = []
     for mini in mini_batches:
         rows = []
         for sample in mini:
             for t in sample.trajectories:
                 row = Row(sample.prompt, t, np.zeros(len(t.token_ids)), sample.baseline_reward)
-                row.behaviour_steps = _behaviour_steps(t, steps)
+                if step_of_version is not None:
+                    row.behaviour_steps = _behaviour_steps(t, clock)
                 rows.append(row)
         out.append(rows)
     return out
 
 
-def _behaviour_steps(t: Trajectory, steps: dict[int, int]) -> FloatArray:
+def _behaviour_steps(t: Trajectory, clock: list[tuple[int, int]]) -> FloatArray:
     """A version that only a lost trainer knew counts as the newest older one that is known."""
     out = np.zeros(len(t.token_ids))
     for s in t.segments:
-        known = [v for v in steps if v <= s.version]
-        out[s.start : s.end] = steps[max(known)] if known else 0
+        at = bisect.bisect_right(clock, s.version, key=lambda entry: entry[0])
+        out[s.start : s.end] = clock[at - 1][1] if at else 0
     return out
 
 

@@ -211,9 +211,10 @@ class Updater:
                 actor.prox_logp_method,
             )
         if self._corrects:
-            corrected = correct_rollout(
-                batch.old_log_probs, batch.behaviour_log_probs, batch.mask, self._correction
-            )
+            # Where the engine's log-probs are the old ones, the current ones are what may disagree with them.
+            same = not self._config.recomputes_old and actor.prox_logp_method == "recompute"
+            trainer = log_probs.detach() if same else batch.old_log_probs
+            corrected = correct_rollout(trainer, batch.behaviour_log_probs, batch.mask, self._correction)
             mask, weights = corrected.mask, corrected.weights
         losses = policy_loss(
             actor.policy_loss,

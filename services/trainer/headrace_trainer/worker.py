@@ -144,8 +144,18 @@ class Trainer:
         except Stopped:
             self.stop()
             return EX_STOPPED
+        if not self.progress.step:
+            raise ClaimFailed(self._why_nothing())
         self.finish()
         return 0
+
+    def _why_nothing(self) -> str:
+        """All data are used up and no sample was trained: the run must not look completed."""
+        s = self.ledger.run(ops.stats())
+        return (
+            f"the data ended before a single sample was trained: dead {s.dead_reasons}, dropped "
+            f"{s.dropped_reasons}"
+        )
 
     def _next(self) -> Batch | None:
         if self.ranks.largest(int(self._stopping())):  # any node's launcher may be told to stop
@@ -158,29 +168,37 @@ class Trainer:
         self._check_gap(batch)
         p = self.progress
         learned = self.learner.learn(batch.mini, p.step_of_version, p.optimizer_steps, self.report.phase)
-        p.kl_coef = self.learner.kl_coef
+        p.kl_coef = self.learner.adapted_kl_coef
         with self.report.phase("ack"):
             self._count_skipped(learned)
             self.batches.reject(batch, learned.rejected)
-            if not batch.items:  # every sample went back: nothing was trained, nothing is counted
-                return
-            p.step += 1
-            p.optimizer_steps += learned.optimizer_steps
-            ids = [i.sample_id for i in batch.items]
-            p.trained.update(dict.fromkeys(ids, p.step))
-            if self.ranks.is_first:
-                verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
-                if verdict != "ok":
-                    raise ClaimFailed(f"the ledger refused the acknowledgement of step {p.step}: {verdict}")
+            if batch.items:
+                self._acknowledge(batch, learned)
+            # Also of an update whose samples all went back: they have used up their places in the window.
             self.updates_in_window += 1
-            self._keep_canary(batch)
             last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
         if last or self.updates_in_window >= self.config.async_training.trigger_parameter_sync_step:
             with self.report.phase("param_sync"):
                 self.finish_sync()
                 self.begin_sync(final=last)
+                if self.config.waits_for_commit:
+                    self.finish_sync()
+            if self.config.waits_for_commit and self.ranks.is_first:
+                self.report.waited_for_generation()
         self.server.check()
         self.report.end_update(batch, p, learned, self.learner.policy.learning_rate)
+
+    def _acknowledge(self, batch: Batch, learned: Learned) -> None:
+        p = self.progress
+        p.step += 1
+        p.optimizer_steps += learned.optimizer_steps
+        ids = [i.sample_id for i in batch.items]
+        p.trained.update(dict.fromkeys(ids, p.step))
+        if self.ranks.is_first:
+            verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
+            if verdict != "ok":
+                raise ClaimFailed(f"the ledger refused the acknowledgement of step {p.step}: {verdict}")
+        self._keep_canary(batch)
 
     def _count_skipped(self, learned: Learned) -> None:
         """Raises NotFinite when updates in a row had nothing finite: going on would only use up samples."""
@@ -196,7 +214,7 @@ class Trainer:
     def _check_gap(self, batch: Batch) -> None:
         """The gate bounds the version gap; a sample beyond it would mean that the gate is broken."""
         gaps = [self.window - i.min_version for i in batch.items]
-        bound = self.config.rule.max_version_gap
+        bound = self.config.rule.largest_gap
         if min(gaps) < 0 or (bound is not None and max(gaps) > bound):
             raise RuntimeError(f"version gaps {sorted(gaps)} in window {self.window}, the bound is {bound}")
 
@@ -329,7 +347,7 @@ class Trainer:
 def sync_limit_s(config: RunConfig) -> float:
     """Longest a sync round may take, in seconds: validation, running work, every attempt."""
     c = config.sync
-    drain = 0.0 if config.rule.interrupts else config.rollout.sample_timeout_s
+    drain = 0.0 if config.rule.crosses is None else config.rollout.sample_timeout_s
     attempts = (c.max_attempts + 2) * (c.rendezvous_timeout_s + c.transfer_timeout_s + 5.0)
     return config.val.max_delay_s + c.drain_stall_s + c.pause_timeout_s + drain + attempts
 
