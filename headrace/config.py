@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
 from headrace.config_base import Section
-from headrace.config_problems import cross_field_problems
+from headrace.config_problems import MODE_PARAMETERS, cross_field_problems
 from headrace.staleness import Mode, StalenessRule, derive_mode
 
 
@@ -43,6 +43,8 @@ class DataConfig(Section):
     """Longest response in tokens, over all its segments."""
     shuffle: bool = True
     """Shuffle the rows anew in every epoch, as a pure function of (seed, epoch)."""
+    drop_last: bool = False
+    """Leave out the last update when it has fewer samples than the others; else it is trained as it is."""
     max_ahead: int | None = Field(None, gt=0)
     """Prompts that may lie ready ahead of the rollouters; twice the gate when unset."""
 
@@ -81,6 +83,8 @@ class RolloutConfig(Section):
     """Validate every that many policy versions (the first and the last always); 0 turns it off."""
     replicas: int = Field(2, ge=0)
     """Rollouters that the local runner starts."""
+    cpus: list[int] | None = None
+    """Cores that the rollouters of a local run are bound to; unset: any."""
     max_concurrent_samples: int = Field(8, gt=0)
     """Samples that one rollouter works on at once."""
     sample_timeout_s: float = Field(600.0, gt=0)
@@ -98,10 +102,23 @@ class AsyncTrainingConfig(Section):
     staleness_threshold: float = Field(0.0, ge=0, le=64)
     """Eta: how much may be generated beyond the current window, as a share of it."""
     partial_rollout: bool = True
-    """Interrupt running work at a sync and continue it under the new weights (when eta > 0)."""
+    """Interrupt running work at a sync and continue it under the new weights; unset: when eta > 0."""
+    max_version_gap: int | None = Field(None, gt=0)
+    """K: with partial rollout, running work that would get tokens of more than K versions is let finish
+    before the sync. Unset: no bound."""
     use_rollout_log_probs: bool = True
     """The old log-probs of the ratio are the engine's, token by token; false: the trainer recomputes them
     under the weights at the start of the sync window."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _partial_only_with_staleness(cls, data: Any) -> Any:
+        """What the default of `partial_rollout` is, so that the resolved configuration says what happens."""
+        if isinstance(data, dict) and "partial_rollout" not in data:
+            eta = data.get("staleness_threshold", 0.0)
+            positive = isinstance(eta, int | float) and eta > 0
+            return {**data, "partial_rollout": positive}
+        return data
 
 
 class TrainerConfig(Section):
@@ -111,6 +128,8 @@ class TrainerConfig(Section):
     """Trainer nodes."""
     n_gpus_per_node: int = Field(2, gt=0)
     """Ranks per node (processes; GPUs when `device` is cuda)."""
+    cpus: list[int] | None = None
+    """Cores that the ranks of a local run are bound to; unset: any."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the trainer computes."""
     omp_threads: int = Field(1, gt=0)
@@ -225,6 +244,8 @@ class RunConfig(Section):
     """Name of the run; also the namespace of its keys in Redis."""
     runs_dir: str = "runs"
     """The run lives in `runs_dir/name`."""
+    mode: Literal["one_step_off", "colocated_sync"] | None = None
+    """The two modes that `async_training` alone does not express; unset: the mode follows from it."""
     seed: int = Field(0, ge=0)
     """Seed of everything that is drawn: order of prompts, sampling, the demo's warm-up."""
     model: ModelConfig
@@ -252,11 +273,19 @@ class RunConfig(Section):
             mini_batch=self.actor.ppo_mini_batch_size,
             threshold=a.staleness_threshold,
             partial_rollout=a.partial_rollout,
+            max_version_gap=a.max_version_gap,
         )
 
     @property
-    def mode(self) -> Mode:
-        return derive_mode(self.rule)
+    def derived_mode(self) -> Mode:
+        """`mode`, or what the parameters amount to."""
+        return Mode(self.mode) if self.mode is not None else derive_mode(self.rule)
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether the trainer waits for every sync round before it goes on: the modes that are defined by
+        their boundaries."""
+        return self.mode is not None
 
     @property
     def recomputes_old(self) -> bool:
@@ -288,6 +317,17 @@ class RunConfig(Section):
     def samples_per_update(self) -> int:
         """R*M: samples that one claim takes."""
         return self.async_training.require_batches * self.actor.ppo_mini_batch_size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_sets_parameters(cls, data: Any) -> Any:
+        """A mode fills in the parameters that it consists of, where they are unset."""
+        if not isinstance(data, dict) or data.get("mode") not in MODE_PARAMETERS:
+            return data
+        given = data.get("async_training") or {}
+        if not isinstance(given, dict):
+            return data
+        return {**data, "async_training": {**MODE_PARAMETERS[data["mode"]], **given}}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:

@@ -32,18 +32,31 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.lines))
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in `path` with `key.path=value` overrides applied (values are YAML).
+def is_file_name(text: str) -> bool:
+    """Whether an override names a further configuration file rather than a key."""
+    return "=" not in text and text.endswith((".yaml", ".yml"))
 
-    Raises ConfigError.
+
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in `path`, changed by `overrides` in their order.
+
+    An override is `key.path=value` (the value is YAML), or the name of a further file, whose keys replace
+    those before. Raises ConfigError.
     """
     data = _read(path)
-    from_command_line = [_apply(data, text) for text in overrides]
+    origins: list[tuple[str, str]] = []  # (key, where it was set), the latest first
+    for text in overrides:
+        if is_file_name(text):
+            layer = _read(Path(text))
+            origins[:0] = [(key, text) for name, value in layer.items() for key in _leaves(str(name), value)]
+            _merge(data, layer)
+        else:
+            origins.insert(0, (_apply(data, text), COMMAND_LINE))
 
     def where(dotted: str) -> str:
-        for key in from_command_line:
+        for key, origin in origins:
             if dotted == key or dotted.startswith(key + ".") or key.startswith(dotted + "."):
-                return COMMAND_LINE
+                return origin
         return str(path)
 
     unknown = list(_unknown_keys(data, RunConfig))
@@ -176,6 +189,15 @@ def _apply(data: dict[str, Any], text: str) -> str:
         node = child
     node[leaf] = value
     return key
+
+
+def _merge(data: dict[Any, Any], layer: Mapping[Any, Any]) -> None:
+    """Sections are merged, everything else is replaced."""
+    for key, value in layer.items():
+        if isinstance(value, Mapping) and isinstance(data.get(key), dict):
+            _merge(data[key], value)
+        else:
+            data[key] = value
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

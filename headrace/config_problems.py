@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.algorithm_names import (
     AGGREGATIONS,
@@ -11,11 +12,27 @@ from headrace.algorithm_names import (
     BYPASS_LOSSES,
     CRITIC_ESTIMATORS,
     KL_PENALTIES,
+    REJECTION_CRITERIA,
     algorithm_problems,
 )
 
 if TYPE_CHECKING:
     from headrace.config import RunConfig
+
+MODE_PARAMETERS: dict[str, dict[str, Any]] = {
+    "one_step_off": {
+        "trigger_parameter_sync_step": 1,
+        "staleness_threshold": 1.0,
+        "partial_rollout": False,
+    },
+    "colocated_sync": {
+        "trigger_parameter_sync_step": 1,
+        "staleness_threshold": 0.0,
+        "partial_rollout": False,
+    },
+}
+"""What `mode` stands for. One batch ahead: with eta = 1 and work that finishes before each sync, the batch
+that generates while another trains is the next one."""
 
 
 def cross_field_problems(c: RunConfig) -> list[str]:
@@ -30,6 +47,7 @@ def cross_field_problems(c: RunConfig) -> list[str]:
         bool(c.algorithm.modules),
     )
     out += list(_algorithm_problems(c))
+    out += list(_mode_problems(c))
     length = c.data.max_prompt_length + c.data.max_response_length
     if c.model.max_model_len is not None and length > c.model.max_model_len:
         out.append(
@@ -58,6 +76,42 @@ def cross_field_problems(c: RunConfig) -> list[str]:
     if c.rollout.test_freq and not c.data.val_files:
         out.append("rollout.test_freq is set but data.val_files is empty: name a file or set test_freq to 0")
     return out
+
+
+def _mode_problems(c: RunConfig) -> Iterator[str]:
+    """What does not fit together in the way that generation and training overlap."""
+    a = c.async_training
+    if a.partial_rollout and a.staleness_threshold == 0:
+        yield (
+            "async_training.partial_rollout: true has no effect with staleness_threshold 0, where nothing "
+            "runs at a sync: set it to false, or async_training.staleness_threshold above 0"
+        )
+    if a.max_version_gap is not None and not a.partial_rollout:
+        yield (
+            "async_training.max_version_gap bounds partial rollout, which is off (running work finishes "
+            "before each sync, as with 1): unset it, or set async_training.partial_rollout to true"
+        )
+    if c.mode is None:
+        return
+    for key, value in MODE_PARAMETERS[c.mode].items():
+        found = getattr(a, key)
+        if found != value:
+            yield (
+                f"mode: {c.mode} means async_training.{key} = {_yaml(value)}, found {_yaml(found)}: "
+                "leave the key out, or leave mode out"
+            )
+    if c.mode == "colocated_sync" and c.trainer.device != "cpu":
+        yield (
+            "mode: colocated_sync is for comparison on one machine's cores: set trainer.device to cpu, or "
+            "leave mode out (trigger_parameter_sync_step 1 with staleness_threshold 0 alternates too)"
+        )
+    bound = [f"{key}.cpus" for key in ("trainer", "rollout") if getattr(c, key).cpus is not None]
+    if c.mode == "colocated_sync" and bound:
+        yield f"mode: colocated_sync gives every phase all cores: unset {' and '.join(bound)}"
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _algorithm_problems(c: RunConfig) -> Iterator[str]:
@@ -99,6 +153,7 @@ def _algorithm_problems(c: RunConfig) -> Iterator[str]:
         )
     if correction.rollout_rs and correction.rollout_rs_threshold is None:
         yield "algorithm.rollout_correction.rollout_rs needs a rollout_rs_threshold"
+    yield from _correction_problems(c)
     yield from _sampling_problems(c)
     yield from _critic_problems(c)
     a = c.algorithm
@@ -114,6 +169,19 @@ def _algorithm_problems(c: RunConfig) -> Iterator[str]:
         )
     if a.gdpo_reward_keys and a.adv_estimator != "gdpo":
         yield "algorithm.gdpo_reward_keys is for algorithm.adv_estimator = gdpo: set that, or leave it out"
+    if a.gdpo_reward_keys and (a.use_kl_in_reward or a.overlong_buffer_len or a.filter_groups.enable):
+        yield (
+            "algorithm.gdpo_reward_keys takes the parts of the reward as they are; use_kl_in_reward, "
+            "overlong_buffer_len and filter_groups work on the whole: unset them (gdpo goes with "
+            "actor.use_kl_loss)"
+        )
+    trajectories = c.samples_per_update * c.rollout.n
+    control = a.kl_ctrl
+    if a.use_kl_in_reward and control.type == "adaptive" and control.horizon <= 0.2 * trajectories:
+        yield (
+            f"algorithm.kl_ctrl.horizon = {control.horizon} is too short for {trajectories} trajectories per "
+            f"update (the coefficient could turn negative): raise it above {int(0.2 * trajectories)}"
+        )
     if a.filter_groups.enable and c.rollout.n < 2:
         yield "algorithm.filter_groups needs groups, but rollout.n is 1: set rollout.n to 2 or more"
     if a.overlong_buffer_len > c.data.max_response_length:
@@ -121,6 +189,29 @@ def _algorithm_problems(c: RunConfig) -> Iterator[str]:
             f"algorithm.overlong_buffer_len = {a.overlong_buffer_len} is longer than "
             f"data.max_response_length = {c.data.max_response_length}: shorten it"
         )
+
+
+_BAND = re.compile(r"^\s*[0-9.]+(e[-+]?[0-9]+)?(_[0-9.]+(e[-+]?[0-9]+)?)?\s*$", re.IGNORECASE)
+
+
+def _correction_problems(c: RunConfig) -> Iterator[str]:
+    """Names and thresholds that would only fail in the first update."""
+    r = c.algorithm.rollout_correction
+    where = "algorithm.rollout_correction"
+    names = [name.strip() for name in (r.rollout_rs or "").split(",") if name.strip()]
+    unknown = [name for name in names if name not in REJECTION_CRITERIA]
+    if unknown:
+        known = ", ".join(sorted(REJECTION_CRITERIA))
+        yield f"{where}.rollout_rs: {', '.join(unknown)} is unknown; known: {known}"
+    bands = {"rollout_is_threshold": [str(r.rollout_is_threshold)]}
+    bands["rollout_rs_threshold"] = str(r.rollout_rs_threshold).split(",") if names else []
+    for key, found in bands.items():
+        wrong = [text for text in found if not _BAND.match(text)]
+        if wrong and not (key == "rollout_rs_threshold" and r.rollout_rs_threshold is None):
+            yield f'{where}.{key}: {", ".join(wrong)!r} is no threshold: write a number or "lower_upper"'
+    thresholds = len(bands["rollout_rs_threshold"])
+    if names and r.rollout_rs_threshold is not None and thresholds not in (1, len(names)):
+        yield f"{where}.rollout_rs_threshold: {thresholds} for {len(names)} criteria: give one or all"
 
 
 def _sampling_problems(c: RunConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`headrace run | status | audit`: parse the command line, report foreseeable errors without a traceback.
+"""`headrace run | status | audit | trace`: the command line; foreseeable errors come without a traceback.
 
 Exit codes: 0 done; 1 the run failed or the ledger does not balance; 2 the command, the configuration or
 its surroundings are at fault; 130 stopped by Ctrl-C or SIGTERM.
@@ -39,11 +39,20 @@ def parser() -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         metavar="key.path=value",
-        help="change a key, e.g. rollout.n=4 or trainer.resume=never; the value is YAML",
+        help="change a key, e.g. rollout.n=4 or trainer.resume=never; the value is YAML. The name of a "
+        "further YAML file (configs/modes/one_step_off.yaml) changes every key in it",
     )
     run.add_argument(
         "--dry-run", action="store_true", help="check everything, print what would run, start nothing"
     )
+
+    modes = commands.add_parser(
+        "modes",
+        help="what a configuration amounts to",
+        description="Print the mode of a configuration, its bounds, and what to change for the next mode.",
+    )
+    modes.add_argument("config", type=Path, help="configuration file (YAML)")
+    modes.add_argument("overrides", nargs="*", metavar="key.path=value", help="as for run")
 
     status = commands.add_parser(
         "status",
@@ -58,7 +67,18 @@ def parser() -> argparse.ArgumentParser:
             "else starts the bundled server on the run's files. Exit code 1 if the ledger does not balance."
         ),
     )
-    for command in (status, audit):
+    trace = commands.add_parser(
+        "trace",
+        help="the timeline of a run, for Perfetto",
+        description=(
+            "Merge what the processes of a run recorded (`trace.enable: true`) into one timeline for "
+            "https://ui.perfetto.dev. Works while the run is on."
+        ),
+    )
+    trace.add_argument(
+        "--out", type=Path, metavar="FILE", help="compressed when it ends in .gz (default: RUN/trace.json)"
+    )
+    for command in (status, audit, trace):
         command.add_argument("run", help="name of the run, or its directory")
         command.add_argument(
             "--runs-dir", type=Path, default=Path("runs"), help="where runs lie (default: %(default)s)"
@@ -69,10 +89,13 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments. Overrides may stand before and after options (argparse alone takes one place only)."""
+    from headrace.config_load import is_file_name
+
     top = parser()
     args, rest = top.parse_known_args(argv)
-    odd = [text for text in rest if text.startswith("-") or "=" not in text]
-    if odd or (rest and args.command != "run"):
+    known = [text for text in rest if not text.startswith("-") and ("=" in text or is_file_name(text))]
+    odd = [text for text in rest if text not in known]
+    if odd or (rest and args.command not in ("run", "modes")):
         top.error(f"unrecognized arguments: {' '.join(odd or rest)}")
     if rest:
         args.overrides = [*args.overrides, *rest]
@@ -103,10 +126,18 @@ def _dispatch(args: argparse.Namespace) -> int:
             from headrace.cli.run import run
 
             return run(args.config, args.overrides, dry_run=args.dry_run)
+        if args.command == "modes":
+            from headrace.cli.modes import modes
+
+            return modes(args.config, args.overrides)
         if args.command == "status":
             from headrace.cli.status import status
 
             return status(args.run, args.runs_dir, as_json=args.json)
+        if args.command == "trace":
+            from headrace.cli.trace import trace
+
+            return trace(args.run, args.runs_dir, args.out)
         from headrace.cli.audit import audit
 
         return audit(args.run, args.runs_dir)

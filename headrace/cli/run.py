@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace import config_load, redis_url
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
+from headrace.modes import describe, warnings
 from headrace.redis_connect import connect
 from headrace.runner import assets, preflight
 from headrace.runner import summary as summaries
@@ -56,7 +57,7 @@ def _run_locked(config: RunConfig, layout: RunLayout, lock: RunLock, resume: str
         session = Session(config, layout, lock, display, signals, resume)
         try:
             verb = "continuing" if continues else "starting"
-            display.note(f"{verb} run {config.name} in {layout.root} ({config.mode})")
+            display.note(f"{verb} run {config.name} in {layout.root} ({config.derived_mode})")
             return session.run()
         finally:
             session.close()
@@ -68,6 +69,8 @@ def _check(config: RunConfig) -> None:
     found = preflight.problems(assets.resolve(config) if ready else config)
     if found:
         raise ConfigError(found)
+    for text in [*warnings(config), *preflight.warnings(assets.resolve(config) if ready else config)]:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _already_complete(layout: RunLayout) -> bool:
@@ -82,9 +85,7 @@ def _already_complete(layout: RunLayout) -> bool:
 
 def _print_plan(config: RunConfig) -> None:
     made = plan(config)
-    print(f"mode: {made.mode}")
-    print(f"max_required: {made.max_required} samples started and not yet left behind by a sync")
-    print(f"samples per sync: {made.samples_per_sync}")
+    print("\n".join(describe(config)))
     print(f"updates: {made.updates} (syncs: {made.syncs})")
     print(f"redis: {redis_url.masked(config.redis.url) if config.redis.url else 'bundled Valkey server'}")
     if not assets.demo_ready(config):

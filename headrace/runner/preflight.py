@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,27 @@ def problems(config: RunConfig) -> list[str]:
         *_redis(config),
         *_ports(config),
     ]
+
+
+def warnings(config: RunConfig) -> list[str]:
+    """What can run but is most likely not meant."""
+    train, held_out = (_prompts(files) for files in (config.data.train_files, config.data.val_files))
+    both = len(set(train) & set(held_out))
+    if not both:
+        return []
+    return [
+        f"data.val_files: {both} of {len(held_out)} held-out prompts are training prompts too: the "
+        "validation score will tell how well they are remembered; take them out of one of the two"
+    ]
+
+
+def _prompts(files: Sequence[str]) -> list[str]:
+    """The prompts of files that can be read; others have been complained about."""
+    present = [f for f in files if not demo.is_demo_uri(f) and Path(f).is_file()]
+    try:
+        return [json.dumps(row.prompt) for row in load_rows(present)] if present else []
+    except DataError:
+        return []
 
 
 def _demo_names(config: RunConfig) -> Iterator[str]:
@@ -88,11 +109,25 @@ def _model_directory(config: RunConfig, key: str, path: Path) -> Iterator[str]:
     except (OSError, ValueError) as error:
         settings = None
         yield f"{where}/config.json: not readable as JSON: {error}; download the model again"
-    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+    if key == "model.path" and not any((path / name).is_file() for name in _TOKENIZER_FILES):
         yield f"{where}: no tokenizer; copy tokenizer.json and tokenizer_config.json into it"
     yield from _weights(key, path)
     if isinstance(settings, dict):
         yield from _lengths(config, settings)
+        if key != "model.path":
+            yield from _vocabulary(config, key, settings)
+
+
+def _vocabulary(config: RunConfig, key: str, settings: dict[str, Any]) -> Iterator[str]:
+    """Another model that scores the policy's tokens must know the same ones."""
+    policy = Path(config.model.path) / "config.json"
+    try:
+        wanted = json.loads(policy.read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError):
+        return  # complained about already, or a demo that is not there yet
+    found = settings.get("vocab_size")
+    if isinstance(wanted, int) and isinstance(found, int) and wanted != found:
+        yield f"{key}: has a vocabulary of {found} tokens, the policy one of {wanted}: give one with the same"
 
 
 def _weights(key: str, path: Path) -> Iterator[str]:

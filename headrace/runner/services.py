@@ -215,9 +215,6 @@ def http_ok(url: str) -> bool:
 class Plan:
     """What a run amounts to; `headrace run --dry-run` prints it."""
 
-    mode: str
-    max_required: int
-    samples_per_sync: int
     updates: int
     syncs: int
     processes: list[str]
@@ -226,9 +223,6 @@ class Plan:
 def plan(config: RunConfig) -> Plan:
     updates = math.ceil(config.rollout.total_rollout_steps / config.samples_per_update)
     return Plan(
-        mode=str(config.mode),
-        max_required=config.rule.max_required,
-        samples_per_sync=config.rule.window,
         updates=updates,
         syncs=math.ceil(updates / config.async_training.trigger_parameter_sync_step),
         processes=service_names(config),

@@ -39,7 +39,7 @@ def build(
         "status": status,
         "reason": reason,
         "name": config.name,
-        "mode": str(config.mode),
+        "mode": str(config.derived_mode),
         "engine": read_json(layout.engine),
         "policy_version": _version(stats, last),
         "optimizer_steps": last.get("optimizer_steps"),
@@ -98,6 +98,7 @@ def idle_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         if _number(row.get("timing_s/step")) and row.get("lineage") == before
     ]
     total = _sum(steps, "timing_s/step")
+    waited = _sum(steps, "timing_s/gen_wait") + _sum(steps, "timing_s/wait_prev_gen")
     weighted = [
         (ratio, row["timing_s/step"])
         for row in steps
@@ -105,7 +106,7 @@ def idle_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     ]
     weight = sum(w for _, w in weighted)
     return {
-        "trainer": round(_sum(steps, "timing_s/gen_wait") / total, 6) if total else None,
+        "trainer": round(waited / total, 6) if total else None,
         "rollouter": round(sum(r * w for r, w in weighted) / weight, 6) if weight else None,
     }
 

@@ -163,3 +163,53 @@ async def test_interrupted_response_keeps_versions_and_log_probs_of_its_samplers
         comm.close()
     finally:
         engine.shutdown()
+
+
+async def test_an_interrupted_greedy_response_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    """Frozen in place while the same weights come again, or aborted and continued from its tokens."""
+    from headrace_rollouter.engine import Engine
+
+    model = tiny_models.save("llama", tmp_path)
+    engine = await Engine.start(run_config(tmp_path), [])
+    prompts = [np.asarray([1, 5 + i, 9 + 3 * i], np.int32) for i in range(8)]
+
+    async def started() -> list[asyncio.Task[Any]]:
+        """All running, and some tokens of them there."""
+        before = engine.generated_tokens
+        tasks = [asyncio.create_task(engine.generate(p, empty_trajectory(1.0), seed=None)) for p in prompts]
+        while engine.generated_tokens < before + 24:
+            await asyncio.sleep(0)
+        return tasks
+
+    try:
+        await engine.resume(0)
+        whole = [await engine.generate(p, empty_trajectory(1.0), seed=None) for p in prompts]
+        sender = Sender(model)
+        sender.snapshot.write()
+        r = sender.rendezvous()
+        comm, _ = await asyncio.gather(asyncio.to_thread(sender.connect, r), engine.join_group(r, 1))
+        tasks = await started()
+        await engine.pause()
+        await asyncio.gather(asyncio.to_thread(sender.send, comm), engine.load(sender.manifest()))
+        await engine.resume(1)
+        frozen = await asyncio.gather(*tasks)
+        assert any(t.versions == (0, 1) for t in frozen), "no response crossed the sync"
+
+        tasks = await started()
+        await engine.abort_all()
+        heads = await asyncio.gather(*tasks)
+        assert any(0 < len(t.token_ids) < len(w.token_ids) for t, w in zip(heads, whole, strict=True))
+        continued = [
+            t if t.finish_reason is not FinishReason.UNFINISHED else await engine.generate(p, t, seed=None)
+            for p, t in zip(prompts, heads, strict=True)
+        ]
+        for wanted, *found in zip(whole, frozen, continued, strict=True):
+            for t in found:
+                assert t.token_ids.tolist() == wanted.token_ids.tolist()
+                assert t.finish_reason is wanted.finish_reason
+                np.testing.assert_allclose(t.log_probs, wanted.log_probs, atol=1e-4)
+                ends = [(s.start, s.end) for s in t.segments]
+                assert [0, *(end for _, end in ends)] == [*(start for start, _ in ends), len(t.token_ids)]
+        comm.close()
+    finally:
+        engine.shutdown()

@@ -241,10 +241,36 @@ def test_a_dry_run_checks_and_starts_nothing(desk: Desk) -> None:
     assert code == 0, output
     assert "mode: async_partial_rollout" in output
     assert "max_required: 12 " in output
-    assert "samples per sync: 8\n" in output
+    assert "samples per sync: 8 (S x R x M" in output
     assert "updates: 2 (syncs: 2)" in output
     assert "valkey, rendezvous, coordinator, queue, rollouter-0, rollouter-1, trainer" in output
     assert not (desk.directory / "runs").exists()
+
+
+def test_modes_tells_the_numbers_and_the_way_on(desk: Desk) -> None:
+    code, output = desk.headrace("modes", "run.yaml", "async_training.staleness_threshold=1.5")
+    assert code == 0, output
+    for expected in (
+        "mode: async_partial_rollout",
+        "largest version gap: unbounded",
+        "warning: ",
+        "next mode: ",
+    ):
+        assert expected in output
+    limit = ["async_training.staleness_threshold=0.5", "async_training.max_version_gap=3"]
+    assert "largest version gap: 3\n" in desk.headrace("modes", "run.yaml", *limit)[1]
+    code, output = desk.headrace("modes", "run.yaml", "mode=one_step_off", *limit)
+    assert code == 2
+    assert "leave the key out, or leave mode out" in output
+
+
+def test_held_out_prompts_that_are_trained_on_are_counted(desk: Desk) -> None:
+    seen = (desk.directory / "rows.jsonl").read_text()
+    new = seen.replace('"prompt": "', '"prompt": "never seen ')
+    (desk.directory / "both.jsonl").write_text(seen + new)
+    code, output = desk.headrace("run", "run.yaml", "--dry-run", "data.val_files=[both.jsonl]")
+    assert code == 0, output
+    assert "1 of 2 held-out prompts are training prompts too" in output
 
 
 def test_a_run_to_its_end_and_once_more(desk: Desk) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headrace.config import RunConfig
+from headrace.config_load import load
+from headrace.staleness import Mode
 
 GOOD: dict[str, Any] = {
     "model": {"path": "m", "max_model_len": 96},
@@ -151,7 +155,7 @@ def test_the_rule_is_read_from_the_right_keys(s: int, r: int, m: int, eta: float
             async_training__trigger_parameter_sync_step=s,
             async_training__require_batches=r,
             async_training__staleness_threshold=eta,
-            async_training__partial_rollout=partial,
+            async_training__partial_rollout=partial and eta > 0,
             actor__ppo_mini_batch_size=m,
             trainer__n_gpus_per_node=1,
             rollout__total_rollout_steps=10_000,
@@ -159,7 +163,7 @@ def test_the_rule_is_read_from_the_right_keys(s: int, r: int, m: int, eta: float
     )
     rule = config.rule
     assert (rule.sync_steps, rule.require_batches, rule.mini_batch) == (s, r, m)
-    assert (rule.threshold, rule.partial_rollout) == (eta, partial)
+    assert (rule.threshold, rule.partial_rollout) == (eta, partial and eta > 0)
     assert config.samples_per_update == r * m
     assert rule.window == s * config.samples_per_update
 
@@ -202,9 +206,61 @@ def test_an_unknown_key_is_refused_in_every_section() -> None:
             if (section is None or isinstance(GOOD.get(section, {}), dict))
             else None
         )
-        if data is not None and section not in ("name", "runs_dir", "seed"):
+        if data is not None and section not in ("name", "runs_dir", "seed", "mode"):
             with pytest.raises(ValidationError, match="surprise"):
                 RunConfig.model_validate(data)
+
+
+PRESETS = sorted((Path(__file__).parents[2] / "configs" / "modes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda p: p.stem)
+def test_each_preset_is_the_mode_it_is_named_for(preset: Path) -> None:
+    """On top of a configuration that says something else about every parameter."""
+    demo = preset.parents[1] / "demo.yaml"
+    other = ["async_training.max_version_gap=3", "async_training.staleness_threshold=0.25"]
+    assert load(demo, [*other, str(preset)]).derived_mode == preset.stem
+    assert {p.stem for p in PRESETS} == {str(mode) for mode in Mode}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"async_training__partial_rollout": True}, "has no effect"),
+        ({"async_training__max_version_gap": 2}, "bounds partial rollout, which is off"),
+        (
+            {"async_training__max_version_gap": 0, "async_training__staleness_threshold": 0.5},
+            "greater than 0",
+        ),
+        (
+            {"mode": "one_step_off", "async_training__trigger_parameter_sync_step": 2},
+            "sync_step = 1, found 2",
+        ),
+        (
+            {"mode": "one_step_off", "async_training__partial_rollout": True},
+            "partial_rollout = false, found true",
+        ),
+        ({"mode": "colocated_sync", "async_training__staleness_threshold": 0.5}, "= 0.0, found 0.5"),
+        ({"mode": "colocated_sync", "trainer__cpus": [0]}, "unset trainer.cpus"),
+        ({"mode": "colocated_sync", "trainer__device": "cuda"}, "trainer.device to cpu"),
+        ({"mode": "two_steps_off"}, "one_step_off"),
+    ],
+)
+def test_modes_that_contradict_themselves_are_refused(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        RunConfig.model_validate(changed(**values))
+
+
+def test_partial_rollout_follows_from_the_threshold_where_it_is_unset() -> None:
+    """And the resolved configuration, which says so, is read back as the same."""
+    for eta, partial in ((0.0, False), (0.5, True)):
+        config = RunConfig.model_validate(changed(async_training__staleness_threshold=eta))
+        assert config.async_training.partial_rollout is partial
+        assert RunConfig.model_validate(config.to_plain()) == config
+    for mode in ("one_step_off", "colocated_sync"):
+        config = RunConfig.model_validate(changed(mode=mode))
+        assert config.derived_mode == mode
+        assert RunConfig.model_validate(config.to_plain()) == config
 
 
 def test_plain_data_masks_the_password_and_reads_back() -> None:

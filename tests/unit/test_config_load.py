@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,19 @@ def test_every_key_is_known_by_its_own_name() -> None:
     keys = config_load.known_keys()
     assert "rollout.engine.max_num_seqs" in keys
     assert all(config_load.nearest(key) in keys for key in keys)
+
+
+def test_a_further_file_changes_the_keys_in_it(tmp_path: Path) -> None:
+    """Sections are merged; what comes later wins; an error names the file that set the key."""
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text((Path(__file__).parents[2] / "configs" / "demo.yaml").read_text())
+    second.write_text("rollout:\n  n: 5\nasync_training:\n  staleness_threshold: 0.125\n")
+    config = load(first, [str(second), "rollout.n=6"])
+    assert (config.rollout.n, config.async_training.staleness_threshold) == (6, 0.125)
+    assert config.rollout.replicas == 2, "keys that it does not name stay"
+    assert load(first, ["rollout.n=6", str(second)]).rollout.n == 5
+    second.write_text("rollout:\n  n: none\n")
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(second))}: rollout\.n"):
+        load(first, [str(second)])
+    with pytest.raises(ConfigError, match="no such file"):
+        load(first, ["missing.yaml"])

@@ -1,0 +1,19 @@
+"""`headrace modes`: what a configuration amounts to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace import config_load
+from headrace.modes import describe, warnings
+
+
+def modes(config_path: Path, overrides: Sequence[str]) -> int:
+    """The command; returns the exit code. Raises ConfigError."""
+    config = config_load.load(config_path, overrides)
+    print("\n".join(describe(config)))
+    for text in warnings(config):
+        print(f"warning: {text}", file=sys.stderr)
+    return 0

@@ -1,0 +1,58 @@
+"""The modes for people: what a configuration amounts to, and what leads to the next mode."""
+
+from __future__ import annotations
+
+from headrace.config import RunConfig
+from headrace.staleness import Mode
+
+MEANING: dict[Mode, str] = {
+    Mode.COLOCATED_SYNC: "generate everything, then train everything; every phase has all cores",
+    Mode.ONE_STEP_OFF: "the next batch is generated while this one trains; they meet at every sync",
+    Mode.ON_POLICY_PIPELINE: "generation and training take turns on resources of their own",
+    Mode.STREAM_OFF_POLICY: "several local updates on the samples of one version, then a sync",
+    Mode.ASYNC_STALE: "generation runs ahead up to the gate; running work finishes before a sync",
+    Mode.ASYNC_PARTIAL: "generation runs ahead up to the gate; a sync interrupts running work, which goes on "
+    "under the new weights",
+}
+
+NEXT: dict[Mode, str] = {
+    Mode.COLOCATED_SYNC: "leave out mode, for on_policy_pipeline: both sides keep resources of their own",
+    Mode.ONE_STEP_OFF: "leave out mode and set async_training.trigger_parameter_sync_step to 2 or more with "
+    "staleness_threshold 0.5, for async_stale_samples: the trainer no longer waits at every boundary",
+    Mode.ON_POLICY_PIPELINE: "set async_training.trigger_parameter_sync_step to 2 or more, for "
+    "stream_off_policy: fewer syncs, and the rollouters wait less often",
+    Mode.STREAM_OFF_POLICY: "set async_training.staleness_threshold above 0 (0.1 to 0.5) with "
+    "partial_rollout false, for async_stale_samples: generation no longer waits for the trainer",
+    Mode.ASYNC_STALE: "set async_training.partial_rollout to true, for async_partial_rollout: a sync no "
+    "longer waits for the longest answer",
+    Mode.ASYNC_PARTIAL: "this is the last one; set async_training.max_version_gap to bound the gap",
+}
+
+
+def describe(c: RunConfig) -> list[str]:
+    """Lines of text: the mode, what it means, its numbers, and the way to the next one."""
+    a, rule = c.async_training, c.rule
+    s, r, m = a.trigger_parameter_sync_step, a.require_batches, c.actor.ppo_mini_batch_size
+    gap = "unbounded" if rule.largest_gap is None else str(rule.largest_gap)
+    return [
+        f"mode: {c.derived_mode}",
+        f"  {MEANING[c.derived_mode]}",
+        f"samples per sync: {rule.window} (S x R x M = {s} x {r} x {m})",
+        f"max_required: {rule.max_required} samples started and not yet left behind by a sync "
+        f"(staleness_threshold {a.staleness_threshold:g})",
+        f"largest version gap: {gap}",
+        f"off-policy optimizer steps within a window: {rule.off_policy_steps} (S x R - 1)",
+        f"next mode: {NEXT[c.derived_mode]}",
+    ]
+
+
+def warnings(c: RunConfig) -> list[str]:
+    """What may be meant but often is not; each says why."""
+    out = []
+    eta = c.async_training.staleness_threshold
+    if eta >= 1 and c.mode is None:
+        out.append(
+            f"async_training.staleness_threshold = {eta:g}: with 1 or more every sample may be a whole "
+            "window old before it is trained, and more data waits than is used; below 1 is recommended"
+        )
+    return out

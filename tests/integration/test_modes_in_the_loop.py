@@ -1,0 +1,97 @@
+"""Every mode to the end of its data on real parts: bounded gaps, every sample accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace.config import RunConfig
+from headrace.config_load import load
+from headrace.staleness import Mode
+from tests.integration.shared_stack import Finished, SharedStack, shared_stack
+from tests.integration.test_algorithms_in_the_loop import COMMON, ROOT, demo_config, merged
+from tests.single_rank import single_rank
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+__all__ = ["demo_config"]
+
+MINI = 4
+LIMIT_2: dict[str, Any] = {"async_training": {"max_version_gap": 2}}
+PARTIAL = Mode.ASYNC_PARTIAL
+CASES: dict[str, tuple[Mode, dict[str, Any]]] = {
+    **{str(mode): (mode, {}) for mode in Mode},
+    "partial rollout with a limit": (PARTIAL, LIMIT_2),
+    "two batches per update": (PARTIAL, {"async_training": {"require_batches": 2}}),
+    "recomputed log-probs": (Mode.STREAM_OFF_POLICY, {"async_training": {"use_rollout_log_probs": False}}),
+}
+
+
+@pytest.fixture(scope="module")
+def stack(demo_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedStack]:
+    config = RunConfig.model_validate(demo_config)
+    with single_rank() as ranks, shared_stack(config, tmp_path_factory.mktemp("stack"), ranks) as found:
+        yield found
+
+
+def configured(base: dict[str, Any], mode: Mode, name: str, *changes: dict[str, Any]) -> RunConfig:
+    """The preset on top of the demo, with few and small windows."""
+    preset = load(ROOT / "configs" / "demo.yaml", [f"configs/modes/{mode}.yaml"])
+    parameters = {"mode": preset.mode, "async_training": preset.async_training.model_dump()}
+    few = {"async_training": {"trigger_parameter_sync_step": min(2, preset.rule.sync_steps)}}
+    return RunConfig.model_validate(merged(base, COMMON, parameters, few, {"name": name}, *changes))
+
+
+def gaps(finished: Finished) -> list[int]:
+    """Of every sample trained, as the run recorded them."""
+    return [
+        int(gap)
+        for row in finished.rows
+        for gap, count in row["staleness/version_gap/hist"].items()
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_mode_comes_to_its_end(
+    case: str, drop_last: bool, stack: SharedStack, demo_config: dict[str, Any]
+) -> None:
+    """30 samples fill neither the last update nor the last window."""
+    mode, change = CASES[case]
+    total = 30
+    name = "".join(c if c.isalnum() else "-" for c in f"{case}-{drop_last}")
+    config = configured(
+        demo_config,
+        mode,
+        name,
+        {"rollout": {"total_rollout_steps": total}, "data": {"drop_last": drop_last}},
+        change,
+    )
+    finished = stack.run(config)
+    assert finished.code == 0
+    assert finished.balanced
+    whole = total // config.samples_per_update
+    left = total - whole * config.samples_per_update
+    counts = finished.stats.counts
+    assert left
+    assert (counts["trained"], counts["dropped"]) == ((total - left, left) if drop_last else (total, 0))
+    assert finished.stats.dropped_reasons == ({"drop_last": left} if drop_last else {})
+    rows = finished.rows
+    assert len(rows) == whole + (not drop_last)
+    bound = config.rule.largest_gap
+    found = gaps(finished)
+    assert len(found) == counts["trained"]
+    assert min(found) >= 0
+    assert bound is None or max(found) <= bound
+    assert rows[-1]["optimizer_steps"] == -(-counts["trained"] // MINI)
+    if config.rule.crosses is not None:
+        assert all(row["fully_async/partial/max_partial_span"] < config.rule.crosses for row in rows)
+    for row in rows:
+        phases = sum(v for k, v in row.items() if k.startswith("timing_s/") and k != "timing_s/step")
+        assert phases == pytest.approx(row["timing_s/step"], rel=0.02)
+        assert ("timing_s/wait_prev_gen" in row) == (config.mode is not None)
+    # One sync before anything, one behind every window, one for what is left of the last.
+    assert finished.stats.version == -(-len(rows) // config.rule.sync_steps)
