@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench bench-algorithms proto docs clean
+.PHONY: help setup demo test lint format bench bench-algorithms bench-modes proto docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ bench: $(VENV)/.ready ## Run the benchmarks: the demo over three seeds, timings,
 
 bench-algorithms: $(VENV)/.ready ## Learning curves of the algorithms and the large-lag experiment (over an hour)
 	@$(BIN)/python -m benchmarks.algorithms $(ARGS)
+
+bench-modes: $(VENV)/.ready ## Every mode on one task: times, idle ratios, scores; ABLATE=staleness|require_batches|split
+	@$(BIN)/python -m benchmarks.modes $(if $(ABLATE),--ablate $(ABLATE)) $(ARGS)
 
 proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh

@@ -10,14 +10,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shutil
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.runs import ROOT, finished_run, rows_of, slug, summary_of
 
 CURVES = {
     "GRPO": [],
@@ -67,29 +64,15 @@ EXPERIMENTS: dict[str, tuple[dict[str, list[str]], list[str]]] = {
 }
 
 
-def slug(text: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")
-
-
 def run(experiment: str, name: str, seed: int, fresh: bool) -> Path:
     """The directory of the finished run, which is started unless it is there already."""
     runs, common = EXPERIMENTS[experiment]
-    run_name = f"bench-{experiment}-{slug(name)}-seed{seed}"
-    directory = ROOT / "runs" / run_name
-    summary = directory / "summary.json"
-    if not fresh and summary.exists() and json.loads(summary.read_text())["status"] == "completed":
-        return directory
-    if directory.exists():
-        shutil.rmtree(directory)
-    words = [f"name={run_name}", f"seed={seed}", *common, *runs[name]]
-    command = [sys.executable, "-m", "headrace.cli.main", "run", "configs/demo.yaml", *words]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return directory
+    words = ["configs/demo.yaml", f"seed={seed}", *common, *runs[name]]
+    return finished_run(f"bench-{experiment}-{slug(name)}-seed{seed}", words, fresh)
 
 
 def read(directory: Path, name: str, seed: int) -> dict[str, Any]:
-    summary = json.loads((directory / "summary.json").read_text())
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    summary, rows = summary_of(directory), rows_of(directory)
 
     def mean(key: str) -> float:
         return statistics.fmean(r[key] for r in rows)

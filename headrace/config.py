@@ -220,6 +220,15 @@ class RedisConfig(Section):
         return value
 
 
+class TraceConfig(Section):
+    """A timeline of the run for `headrace trace`."""
+
+    enable: bool = False
+    """Every process records its phases and samples under `trace/` in the run's directory."""
+    max_events: int = Field(500_000, gt=0)
+    """Events that one process records at most."""
+
+
 class ServicesConfig(Section):
     """Where the services listen; 0 lets the runner choose a free port."""
 
@@ -263,6 +272,7 @@ class RunConfig(Section):
     ledger: LedgerConfig = LedgerConfig()
     redis: RedisConfig = RedisConfig()
     services: ServicesConfig = ServicesConfig()
+    trace: TraceConfig = TraceConfig()
 
     @property
     def rule(self) -> StalenessRule:

@@ -19,6 +19,7 @@ from unittest import mock
 
 import grpc
 
+from headrace import environment
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.audit import audit
@@ -26,6 +27,7 @@ from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import Scorer, load_reward
+from headrace.trace import Recorder
 from headrace.v1 import sync_pb2_grpc
 from headrace.valkey_server import start_valkey
 from headrace_coordinator.driver import Driver
@@ -121,7 +123,8 @@ class SharedStack:
         reward = config.custom_reward_function
         scorer = Scorer(load_reward(reward.path, reward.name), reward.timeout_s)
         engine = Engine(config, self._engine._llm, self._stop_ids)
-        worker = Worker(config, ledger, engine, scorer, _decoder(config, self._stop_ids), owner)
+        trace = Recorder(environment.trace_dir(config.trace.enable), "rollouter-0")
+        worker = Worker(config, ledger, engine, scorer, _decoder(config, self._stop_ids), owner, trace)
         member = Member(config, engine, worker, owner, address, TOKEN)
         stop = asyncio.Event()
 

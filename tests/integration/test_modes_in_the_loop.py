@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from headrace.cli.trace import merge, validate
 from headrace.config import RunConfig
 from headrace.config_load import load
 from headrace.staleness import Mode
+from headrace.trace import read
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.integration.test_algorithms_in_the_loop import COMMON, ROOT, demo_config, merged
 from tests.single_rank import single_rank
@@ -67,7 +70,11 @@ def test_a_mode_comes_to_its_end(
         demo_config,
         mode,
         name,
-        {"rollout": {"total_rollout_steps": total}, "data": {"drop_last": drop_last}},
+        {
+            "rollout": {"total_rollout_steps": total},
+            "data": {"drop_last": drop_last},
+            "trace": {"enable": True},
+        },
         change,
     )
     finished = stack.run(config)
@@ -95,3 +102,23 @@ def test_a_mode_comes_to_its_end(
         assert ("timing_s/wait_prev_gen" in row) == (config.mode is not None)
     # One sync before anything, one behind every window, one for what is left of the last.
     assert finished.stats.version == -(-len(rows) // config.rule.sync_steps)
+    check_timeline(finished, config)
+
+
+def check_timeline(finished: Finished, config: RunConfig) -> None:
+    """The recorded timeline is sound, shows every part, and agrees with the run log's idle ratio."""
+    trace = read(finished.directory)
+    events = merge(trace)
+    assert validate(events) == []
+    slices = [e for e in events if e["ph"] == "X"]
+    seconds = Counter[str]()
+    for e in slices:
+        seconds[e["name"]] += e["dur"] / 1e6
+    assert {"sample", "paused", "load", "round", "transfer", "update_actor"} <= set(seconds)
+    finishes = [e for e in slices if e["name"] == "sample"]
+    assert len(finishes) >= finished.stats.counts["trained"]
+    waits = sum(row["timing_s/gen_wait"] for row in finished.rows)
+    assert seconds["gen_wait"] == pytest.approx(waits, rel=0.02, abs=0.02)
+    updates = sum(row["timing_s/update_actor"] for row in finished.rows)
+    assert seconds["update_actor"] == pytest.approx(updates, rel=0.02, abs=0.02)
+    assert ("let_finish" in seconds) == (config.rule.crosses is not None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -44,6 +45,7 @@ class Member:
         self._reports: asyncio.Queue[pb.MemberReport] = asyncio.Queue()
         self._term = 0
         self._paused = True
+        self._paused_ns = time.monotonic_ns()
         self._session = 0
         self.connected = False
         self.left = asyncio.Event()
@@ -118,10 +120,12 @@ class Member:
 
     async def _pause(self, pause: pb.MemberPause) -> None:
         if pause.HasField("finish_through"):
-            await self._let_finish(pause.finish_through)
+            with self._worker.trace.slice("let_finish", running=self._worker.running):
+                await self._let_finish(pause.finish_through)
         if not self._paused:
             await self._engine.pause()
             self._paused = True
+            self._paused_ns = time.monotonic_ns()
             self._worker.paused()
         self._report(paused=pb.MemberPaused(term=self._term, round=pause.round))
 
@@ -152,10 +156,12 @@ class Member:
         self._report(ready=pb.MemberReady(term=self._term, session=join.session))
 
     async def _load(self, load: pb.Load) -> None:
+        trace = self._worker.trace
         try:
-            digest, load_s = await asyncio.wait_for(
-                self._engine.load(load.manifest), self._config.sync.transfer_timeout_s
-            )
+            with trace.slice("load", version=load.manifest.version):
+                digest, load_s = await asyncio.wait_for(
+                    self._engine.load(load.manifest), self._config.sync.transfer_timeout_s
+                )
         except EngineFailed:
             raise
         except Exception as error:  # as above; the engine stays dirty until a full transfer goes through
@@ -172,6 +178,7 @@ class Member:
     async def _resume(self, resume: pb.Resume) -> None:
         await self._engine.resume(resume.version)
         self._paused = False
+        self._worker.trace.complete("paused", self._paused_ns, time.monotonic_ns(), version=resume.version)
         self._worker.resumed(resume.version)
         metrics.VERSION.set(resume.version)
         difference = 0.0

@@ -25,6 +25,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import Taken, Verdict
 from headrace.reward import RewardError, Scorer
+from headrace.trace import Lanes, Recorder
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import (
     FinishReason,
@@ -69,9 +70,13 @@ class Worker:
         scorer: Scorer,
         decode: Callable[[list[int]], str],
         owner: str,
+        trace: Recorder | None = None,
     ) -> None:
         self._config = config
         self._ledger = ledger
+        self.trace = trace or Recorder(None, owner)
+        self._sample_lanes = Lanes(self.trace, "samples")
+        self._val_lanes = Lanes(self.trace, "validation")
         self._engine = engine
         self._scorer = scorer
         self._decode = decode
@@ -169,6 +174,11 @@ class Worker:
     # -- one sample ------------------------------------------------------------------------------
 
     async def _sample(self, item: Taken) -> None:
+        with self._sample_lanes.slice("sample", sample_id=item.sample_id, version=self.version) as found:
+            found["partial"] = await self._whole_sample(item)
+
+    async def _whole_sample(self, item: Taken) -> bool:
+        """From take to finish. Returns whether it carries tokens of several versions."""
         began = time.monotonic()
         try:
             prompt = decode_prompt(item.prompt)
@@ -178,27 +188,27 @@ class Worker:
             self._oldest[item.sample_id] = min([self.version, *(v[0] for t in group if (v := t.versions))])
         except WireError as error:
             await self._fail(item, "malformed", str(error))
-            return
+            return False
         try:
             group = await self._generate_group(prompt, group, item.failures)
         except TimeoutError:
             await self._fail(item, "timeout", f"no finish within {self._config.rollout.sample_timeout_s:g} s")
-            return
+            return False
         except (
             Exception
         ) as error:  # the engine refused this request: the sample's fault until proven otherwise
             await self._engine.check()  # a dead engine is not the sample's fault: raises, the owner expires
             await self._fail(item, "generation_error", _trace(error))
-            return
+            return False
         if any(t.finish_reason is FinishReason.UNFINISHED for t in group):
             await self._let_go(item, group)
-            return
+            return False
         generated = time.monotonic()
         try:
             await self._score(prompt, group)
         except Exception as error:  # user code: RewardError, and whatever else it manages to raise
             await self._fail(item, "reward_error", _trace(error))
-            return
+            return False
         await self.trusted.wait()
         baseline = group.pop().reward if self._config.has_greedy_baseline else None
         sample = Sample(
@@ -224,9 +234,10 @@ class Worker:
         if verdict is Verdict.FENCED:
             log.warning("finish refused", extra={"sample": item.sample_id, "attempt": item.attempt})
             metrics.FENCED.inc()
-            return
+            return False
         self.samples_finished += 1
         metrics.SAMPLES.inc()
+        return sample.span > 0
 
     @property
     def target_sequences(self) -> int:
@@ -353,6 +364,10 @@ class Worker:
             log.error("validation task failed", exc_info=error)
 
     async def _validate(self, version: int, row: int, payload: bytes) -> None:
+        with self._val_lanes.slice("validate", row=row, version=version):
+            await self._validate_row(version, row, payload)
+
+    async def _validate_row(self, version: int, row: int, payload: bytes) -> None:
         """One held-out prompt, greedy. A reward that fails counts 0 and is logged: the row must end."""
         prompt = decode_prompt(payload)
         t = await self._engine.generate(prompt.token_ids, empty_trajectory(1.0), seed=None)

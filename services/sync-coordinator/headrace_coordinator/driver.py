@@ -10,10 +10,12 @@ import asyncio
 import logging
 import time
 
+from headrace import environment
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import CommitStatus
+from headrace.trace import Recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
 from headrace_coordinator import session as s
@@ -43,6 +45,9 @@ class Driver:
         self._manifest: pb.Manifest | None = None
         self._expelled: set[str] = set()
         self._wake = asyncio.Event()
+        self._trace = Recorder(
+            environment.trace_dir(config.trace.enable), "coordinator", max_events=config.trace.max_events
+        )
 
     async def recover(self) -> None:
         """Take the next term and read what the ledger knows. The first act of every start."""
@@ -274,6 +279,7 @@ class Driver:
             if connection := self.connections.members.get(name):
                 self._resume(connection)
         now = time.monotonic()
+        self._record(clock, now)
         self.last_committed = pb.Committed(
             version=self.version,
             round=self.round,
@@ -299,6 +305,13 @@ class Driver:
                 "attempts": session.attempt,
             },
         )
+
+    def _record(self, clock: Timings, now: float) -> None:
+        """The round and its phases on the timeline."""
+        marks = [int(t * 1e9) for t in (clock.began, clock.paused, clock.transferred, now)]
+        self._trace.complete("round", marks[0], marks[-1], version=self.version, round=self.round)
+        for name, start, end in zip(("pause", "transfer", "commit"), marks, marks[1:], strict=False):
+            self._trace.complete(name, start, end, version=self.version)
 
     def _resume(self, connection: MemberConnection) -> None:
         connection.version = self.version

@@ -15,6 +15,7 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.trace import Recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import metrics
 from headrace_trainer.batch import Batch
@@ -35,6 +36,8 @@ class Report:
         self._ledger = ledger
         self._ranks = ranks
         self._log = RunLog(run_dir) if ranks.is_first else None
+        where = run_dir if config.trace.enable else None
+        self._trace = Recorder(where, f"trainer-{ranks.rank}", max_events=config.trace.max_events)
         self._started = time.monotonic()
         self._wall_before = 0.0
         self._row_began = self._mark = self._started
@@ -60,7 +63,8 @@ class Report:
         began = time.monotonic()
         inner_before, self._inner_s = self._inner_s, 0.0
         try:
-            yield
+            with self._trace.slice(name):
+                yield
         finally:
             spent = time.monotonic() - began
             self._phases[name] = self._phases.get(name, 0.0) + spent - self._inner_s
@@ -72,11 +76,14 @@ class Report:
         waited = min(self._sync.get("sync/pause_s", 0.0), self._phases["param_sync"])
         self._phases["param_sync"] -= waited
         self._phases["wait_prev_gen"] = waited
+        self._trace.instant("waited for generation", seconds=waited)
 
     def begin_update(self, batch: Batch, window: int) -> None:
         """The batch is here: what lies between the last row's end and now was waiting for it."""
         # Of an update whose samples all went back there is no row: its phases go into the next one's.
-        self._phases["gen_wait"] = self._phases.get("gen_wait", 0.0) + time.monotonic() - self._mark
+        now = time.monotonic()
+        self._phases["gen_wait"] = self._phases.get("gen_wait", 0.0) + now - self._mark
+        self._trace.complete("gen_wait", int(self._mark * 1e9), int(now * 1e9), samples=len(batch.items))
         self._window = window
 
     # -- sync ------------------------------------------------------------------------------------
@@ -238,6 +245,7 @@ class Report:
         return row
 
     def close(self) -> None:
+        self._trace.close()
         if self._log is not None:
             self._log.close()
 

@@ -1,0 +1,229 @@
+"""`headrace trace`: a run's timeline in one file for https://ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.status import no_run
+from headrace.runner.layout import find_run
+from headrace.trace import Event, NothingRecorded, Start, Trace, kind_of, process_order, read, track_order
+
+EXIT_USAGE = 2
+
+_SHOWN_PROBLEMS = 5
+
+ChromeEvent = dict[str, Any]
+"""One object of `traceEvents`."""
+
+
+def trace(name: str, runs_dir: Path, out: Path | None) -> int:
+    """The command; returns the exit code. Raises OSError when a file cannot be read or written."""
+    layout = find_run(name, runs_dir)
+    if layout is None:
+        print(no_run(name, runs_dir), file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        found = read(layout.root)
+    except NothingRecorded as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    target = out or layout.root / "trace.json"
+    if target.is_dir():
+        print(f"headrace: {target}: is a directory; give a file with --out", file=sys.stderr)
+        return EXIT_USAGE
+    events = merge(found)
+    write(events, target)
+    for line in remarks(found, validate(events)):
+        print(f"headrace: {line}", file=sys.stderr)
+    print(summary(found, target))
+    return 0
+
+
+def summary(found: Trace, target: Path) -> str:
+    """What was written, in one line."""
+    events = sum(len(s.events) for s in found.starts)
+    processes = len({s.process for s in found.starts})
+    seconds = (max(s.ended for s in found.starts) - found.began) / 1e9
+    return (
+        f"{events} events of {processes} process{'es' if processes > 1 else ''} over {seconds:.1f} s "
+        f"in {target}; open it at https://ui.perfetto.dev"
+    )
+
+
+def remarks(found: Trace, problems: Sequence[str]) -> list[str]:
+    """What is missing or odd in the file, one sentence each."""
+    out = []
+    if found.torn:
+        what = "1 line was" if found.torn == 1 else f"{found.torn} lines were"
+        out.append(f"{what} cut short and left out: a process was killed while it wrote, or is writing")
+    for start in found.starts:
+        if start.events and start.events[-1].name == "truncated":
+            limit = start.events[-1].args.get("max_events", len(start.events) - 1)
+            out.append(f"{start.process} (process {start.pid}) stopped recording after {limit} events")
+    out += problems[:_SHOWN_PROBLEMS]
+    if len(problems) > _SHOWN_PROBLEMS:
+        out.append(f"{len(problems) - _SHOWN_PROBLEMS} more problems of this kind")
+    return out
+
+
+def write(events: Iterable[ChromeEvent], target: Path) -> None:
+    """The merged file, an event a line; compressed when its name ends in .gz."""
+    opener = gzip.open if target.suffix == ".gz" else open
+    with opener(target, "wt", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        for number, event in enumerate(events):
+            file.write(",\n" if number else "\n")
+            file.write(json.dumps(event))
+        file.write("\n]}\n")
+
+
+# -- merging -------------------------------------------------------------------------------------
+
+
+def merge(found: Trace) -> list[ChromeEvent]:
+    """All starts as Chrome trace events, metadata first, then by time; a parent comes before its children.
+
+    Starts of one process share a row; one that begins before the last has ended (two processes under one
+    name) gets a row of its own. `pid` is the row's number: those of the processes may occur twice.
+    """
+    zero = found.began
+    metadata: list[ChromeEvent] = []
+    events: list[ChromeEvent] = []
+    for pid, (name, starts) in enumerate(_rows(found.starts), 1):
+        metadata += _named("process", name, pid, 0, pid)
+        numbers: dict[str, int] = {}
+        for track in sorted(
+            {"main"} | {e.track for s in starts for e in s.events if e.track}, key=track_order
+        ):
+            tid = numbers[track] = len(numbers) + 1
+            metadata += _named("thread", track, pid, tid, tid)
+        for start in starts:
+            begin = Event("i", "start", "main", start.ts, args={"pid": start.pid})
+            events += [_chrome(e, pid, numbers, zero) for e in [begin, *start.events]]
+    return metadata + sorted(events, key=lambda e: (e["ts"], -e.get("dur", 0.0)))
+
+
+def _rows(starts: Sequence[Start]) -> list[tuple[str, list[Start]]]:
+    """(name, starts) of each row, from the top."""
+    rows: list[list[Start]] = []
+    for start in sorted(starts, key=lambda s: s.began):
+        same = (row for row in rows if row[-1].process == start.process and row[-1].ended <= start.began)
+        row = next(same, None)
+        if row is None:
+            rows.append([start])
+        else:
+            row.append(start)
+    rows.sort(key=lambda row: (process_order(row[0].process), row[0].began))
+    counts: dict[str, int] = defaultdict(int)
+    named = []
+    for row in rows:
+        process = row[0].process
+        counts[process] += 1
+        again = f" (process {row[0].pid})" if counts[process] > 1 else ""
+        named.append((process + again, row))
+    return named
+
+
+def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[ChromeEvent]:
+    """Metadata: name and place of a process or thread."""
+    where = {"ph": "M", "pid": pid, "tid": tid}
+    return [
+        {"name": f"{what}_name", **where, "args": {"name": name}},
+        {"name": f"{what}_sort_index", **where, "args": {"sort_index": index}},
+    ]
+
+
+def _chrome(event: Event, pid: int, numbers: Mapping[str, int], zero: int) -> ChromeEvent:
+    """One event; its microseconds have three decimals, so that no nanosecond is lost."""
+    out: ChromeEvent = {"ph": event.ph, "name": event.name, "pid": pid, "ts": (event.ts - zero) / 1000}
+    out["tid"] = numbers[event.track] if event.track else 0
+    match event.ph:
+        case "X":
+            out |= {"cat": kind_of(event.name), "dur": event.dur / 1000, "args": event.args}
+        case "i":
+            out |= {"s": "t", "args": event.args}
+        case "C":
+            out["args"] = {"value": event.value}
+    return out
+
+
+# -- checking ------------------------------------------------------------------------------------
+
+_KEYS = {
+    "X": ("name", "pid", "tid", "ts", "dur"),
+    "i": ("name", "pid", "tid", "ts", "s"),
+    "C": ("name", "pid", "ts", "args"),
+    "M": ("name", "pid", "tid", "args"),
+}
+
+
+def validate(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is wrong with Chrome trace events, a sentence each: missing keys, negative times, processes and
+    tracks without a name, and slices of one track that overlap without nesting (viewers lose those).
+    """
+    problems: list[str] = []
+    named: set[tuple[int, int | None]] = set()
+    names: dict[tuple[int, int | None], str] = {}
+    tracks: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
+    sound = []
+    for event in events:
+        wrong = _wrong(event)
+        problems += wrong
+        if not wrong:
+            sound.append(event)
+    for event in sound:
+        if event["ph"] == "M" and event["name"] in ("process_name", "thread_name"):
+            where = (event["pid"], None if event["name"] == "process_name" else event["tid"])
+            named.add(where)
+            names[where] = event["args"]["name"]
+        elif event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append(event)
+    used = {(e["pid"], None) for e in sound} | {(e["pid"], e["tid"]) for e in sound if e["ph"] in "Xi"}
+    problems += [f"process {pid}, track {tid}: has no name" for pid, tid in sorted(used - named, key=str)]
+    for (pid, tid), slices in tracks.items():
+        where_text = f"{names.get((pid, None), pid)}, track {names.get((pid, tid), tid)}"
+        problems += [f"{where_text}: {text}" for text in overlaps(slices)]
+    return problems
+
+
+def _wrong(event: Mapping[str, Any]) -> list[str]:
+    """What is wrong with an event taken alone."""
+    keys = _KEYS.get(event.get("ph", ""))
+    if keys is None:
+        return [f"unknown phase {event.get('ph')!r}: {event}"]
+    missing = [key for key in keys if key not in event]
+    if missing:
+        return [f"{', '.join(missing)} missing: {event}"]
+    odd = [key for key in ("ts", "dur") if key in event and not _is_time(event[key])]
+    return [f"{key} {event[key]!r} is no time: {event}" for key in odd]
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")
+
+
+def overlaps(slices: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The slices of one track that begin within another one and end after it."""
+    problems = []
+    around: list[tuple[int, str]] = []  # ends and names of the slices that are open
+    for event in sorted(slices, key=lambda e: (_ns(e["ts"]), -_ns(e["dur"]))):
+        begin, end = _ns(event["ts"]), _ns(event["ts"]) + _ns(event["dur"])
+        while around and around[-1][0] <= begin:
+            around.pop()
+        if around and end > around[-1][0]:
+            problems.append(
+                f"{event['name']} from {begin / 1e9:.6f} s to {end / 1e9:.6f} s overlaps "
+                f"{around[-1][1]}, which ends at {around[-1][0] / 1e9:.6f} s"
+            )
+        around.append((end, event["name"]))
+    return problems
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1000)

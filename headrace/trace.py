@@ -1,0 +1,380 @@
+"""A run's timeline: every process appends its events to `RUN_DIR/trace/<process>-<pid>.jsonl`.
+
+`headrace trace` merges the files for Perfetto; `headrace.trace_picture` draws a span of them. The guarantees:
+
+- Recording never disturbs the run. A disk that is full or a directory that is gone ends the recording with
+  one warning; nothing raises. A recorder without a directory does nothing.
+- A killed process loses what it was just writing: at most the last line, and slices that were still open.
+- Timestamps are nanoseconds since the epoch: the wall clock, read once per start, plus the monotonic clock
+  since. Processes of one machine line up, and a clock that is set during the run tears no timeline.
+
+A file is JSON lines: `{"ph": "start", "process", "pid", "ts"}` opens each start of a process, then one event
+a line, written when it ends: `ph` is X (slice, with `dur`), i (instant) or C (counter, with `value`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("headrace.trace")
+
+KINDS = {
+    "generate": ("sample",),
+    "validate": ("validate",),
+    "update": ("adv", "old_log_prob", "ref", "values", "update_actor", "update_critic"),
+    "wait": ("gen_wait", "wait_prev_gen", "let_finish"),
+    "sync pause": ("param_sync", "round", "pause", "paused", "commit"),
+    "transfer": ("transfer", "load"),
+}
+"""What the slices of the services are about: colours of the picture, categories of the merged file."""
+_KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+_PROCESSES = ("trainer", "rollouter", "coordinator", "queue")
+
+DIRECTORY = "trace"
+MAX_EVENTS = 500_000
+_OPEN = sys.maxsize
+"""End of a lane's interval that has not ended."""
+
+
+class Recorder:
+    """The events of one process. Any thread may record; a forked child records nothing.
+
+    On one track slices must nest or follow each other: use `Lanes` for those that overlap.
+    """
+
+    def __init__(self, run_dir: Path | None, process: str, *, max_events: int = MAX_EVENTS) -> None:
+        """`process` names the row of the timeline: the same over restarts, another one for every process
+        that lives at the same time, e.g. `trainer-0`. `max_events` bounds the file.
+        """
+        self.process = process
+        self._left = max_events
+        self._max_events = max_events
+        self._pid = os.getpid()
+        self._offset = _wall_minus_monotonic()
+        # Reentrant: a signal handler may record while its own thread is recording.
+        self._lock = threading.RLock()
+        self._file = -1
+        if run_dir is not None:
+            self._path = run_dir / DIRECTORY / f"{process}-{self._pid}.jsonl"
+            self._open()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether events still go anywhere: spares a caller costly arguments."""
+        return self._file >= 0
+
+    def slice(
+        self, name: str, track: str = "main", **args: object
+    ) -> AbstractContextManager[dict[str, object]]:
+        """Record the body. It may add to the arguments, which the context manager gives it; an exception that
+        leaves the body is recorded as `error`. Tasks that interleave in one thread need `Lanes.slice`.
+        """
+        if not self.enabled:
+            return nullcontext(args)
+        return _timed(args, lambda start, end: self._complete(name, start, end, track, args))
+
+    def complete(self, name: str, start_ns: int, end_ns: int, track: str = "main", **args: object) -> None:
+        """A slice that was measured elsewhere, in nanoseconds of `time.monotonic_ns()`."""
+        if self.enabled:
+            self._complete(name, start_ns, end_ns, track, args)
+
+    def _complete(
+        self, name: str, start_ns: int, end_ns: int, track: str, args: Mapping[str, object]
+    ) -> None:
+        self._add("X", name, track, start_ns, {"dur": max(0, end_ns - start_ns)}, args)
+
+    def instant(self, name: str, track: str = "main", **args: object) -> None:
+        """Something that happened now."""
+        if self.enabled:
+            self._add("i", name, track, time.monotonic_ns(), {}, args)
+
+    def counter(self, name: str, value: float) -> None:
+        """A quantity's value from now on. One that is no finite number is left out."""
+        if self.enabled and math.isfinite(value):
+            self._add("C", name, "", time.monotonic_ns(), {"value": value}, {})
+
+    def close(self) -> None:
+        """Stop recording. Not needed before the process ends: nothing is held back."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        began = time.monotonic_ns() + self._offset
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            if os.fstat(self._file).st_size:
+                self._write(b"\n")  # an earlier process of this number may have been cut short
+            self._write(_line({"ph": "start", "process": self.process, "pid": self._pid, "ts": began}))
+        except OSError as error:
+            self._give_up(error)
+
+    def _add(
+        self,
+        ph: str,
+        name: str,
+        track: str,
+        monotonic_ns: int,
+        fields: Mapping[str, object],
+        args: Mapping[str, object],
+    ) -> None:
+        if os.getpid() != self._pid:  # before the lock: another thread may have held it when this one forked
+            return
+        event: dict[str, object] = {"ph": ph, "name": name, "ts": monotonic_ns + self._offset, **fields}
+        if track:
+            event["track"] = track
+        if args:
+            event["args"] = args
+        line = _line(event)
+        with self._lock:
+            if self._file < 0:
+                return
+            try:
+                if self._left <= 0:
+                    self._truncate()
+                    return
+                self._left -= 1
+                self._write(line)
+            except OSError as error:
+                self._give_up(error)
+
+    def _write(self, line: bytes) -> None:
+        """All of it, or OSError: a disk that runs full may take a part first."""
+        while line:
+            line = line[os.write(self._file, line) :]
+
+    def _truncate(self) -> None:
+        now = time.monotonic_ns() + self._offset
+        args = {"max_events": self._max_events}
+        self._write(_line({"ph": "i", "name": "truncated", "ts": now, "track": "main", "args": args}))
+        self.close()
+
+    def _give_up(self, error: OSError) -> None:
+        try:
+            self.close()
+        except OSError:
+            self._file = -1
+        log.warning("the trace ends here", extra={"path": str(self._path), "error": str(error)})
+
+
+class Lanes:
+    """Tracks `<group>/0`, `<group>/1`, ... for slices that overlap, e.g. concurrent samples.
+
+    Each slice gets the lowest lane in which no other one is open or ended after its start, so that slices of
+    one lane never overlap and the viewers stack those that run at the same time.
+    """
+
+    def __init__(self, recorder: Recorder, group: str) -> None:
+        self._recorder = recorder
+        self._group = group
+        self._free_from: list[int] = []
+        self._lock = threading.RLock()
+
+    def slice(self, name: str, **args: object) -> AbstractContextManager[dict[str, object]]:
+        """As `Recorder.slice`; may be held over an `await`."""
+        return self._slice(name, args) if self._recorder.enabled else nullcontext(args)
+
+    @contextmanager
+    def _slice(self, name: str, args: dict[str, object]) -> Iterator[dict[str, object]]:
+        lane = self.take(time.monotonic_ns(), _OPEN)
+
+        def done(start_ns: int, end_ns: int) -> None:
+            self._recorder._complete(name, start_ns, end_ns, self._track(lane), args)
+            with self._lock:
+                self._free_from[lane] = end_ns
+
+        with _timed(args, done):
+            yield args
+
+    def complete(self, name: str, start_ns: int, end_ns: int, **args: object) -> None:
+        """As `Recorder.complete`."""
+        if self._recorder.enabled:
+            track = self._track(self.take(start_ns, end_ns))
+            self._recorder._complete(name, start_ns, end_ns, track, args)
+
+    def take(self, start_ns: int, end_ns: int) -> int:
+        """The lowest lane that is free at `start_ns`, taken until `end_ns`."""
+        with self._lock:
+            free = (lane for lane, ns in enumerate(self._free_from) if ns <= start_ns)
+            lane = next(free, len(self._free_from))
+            self._free_from[lane : lane + 1] = [max(start_ns, end_ns)]
+            return lane
+
+    def _track(self, lane: int) -> str:
+        return f"{self._group}/{lane}"
+
+
+@contextmanager
+def _timed(args: dict[str, object], done: Callable[[int, int], None]) -> Iterator[dict[str, object]]:
+    """Tell `done` when the body began and ended; an exception that leaves it goes into the arguments."""
+    began = time.monotonic_ns()
+    try:
+        yield args
+    except BaseException as error:
+        args["error"] = type(error).__name__
+        raise
+    finally:
+        done(began, time.monotonic_ns())
+
+
+def _wall_minus_monotonic() -> int:
+    """Nanoseconds between the two clocks, from the reading that was least interrupted: on a busy machine
+    milliseconds may pass between two calls.
+    """
+    readings = []
+    for _ in range(5):
+        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after - before, wall - (before + after) // 2))
+    return min(readings)[1]
+
+
+def _line(event: Mapping[str, object]) -> bytes:
+    """The event as one line; arguments that JSON cannot hold become text."""
+    try:
+        text = json.dumps(event, allow_nan=False, default=str, separators=(",", ":"))
+    except (TypeError, ValueError):  # not finite, circular, or a key that is no text
+        args = event.get("args")
+        shown = {k: str(v) for k, v in args.items()} if isinstance(args, Mapping) else {}
+        text = json.dumps({**event, "args": shown}, default=str, separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def kind_of(name: str) -> str:
+    """The kind of a slice; `other` for one that KINDS does not know."""
+    return _KIND_OF.get(name, "other")
+
+
+def process_order(name: str) -> tuple[object, ...]:
+    """Sort key of processes, the first one on top."""
+    rank = next((i for i, kind in enumerate(_PROCESSES) if kind in name), len(_PROCESSES))
+    return (rank, *track_order(name))
+
+
+def track_order(name: str) -> tuple[object, ...]:
+    """Sort key of tracks: `main` first, then by name, numbers by value."""
+    parts = (part for part in re.split(r"([0-9]+)", name) if part)
+    return (name != "main", *((not p.isdecimal(), int(p) if p.isdecimal() else p) for p in parts))
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Event:
+    """One line. Times are nanoseconds, `ts` since the epoch; `value` is a counter's."""
+
+    ph: str
+    name: str
+    track: str
+    ts: int
+    dur: int = 0
+    value: float = 0.0
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.ts + self.dur
+
+
+@dataclass
+class Start:
+    """What one start of a process recorded."""
+
+    process: str
+    pid: int
+    ts: int
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def began(self) -> int:
+        """Slices measured elsewhere may have begun before the recorder."""
+        return min([self.ts, *(e.ts for e in self.events)])
+
+    @property
+    def ended(self) -> int:
+        return max([self.ts, *(e.end for e in self.events)])
+
+
+@dataclass
+class Trace:
+    """Every start of every process of a run, by the time it began, and how many lines cannot be read."""
+
+    starts: list[Start]
+    torn: int
+
+    @property
+    def began(self) -> int:
+        """When the first event began: zero of the merged timeline."""
+        return min(s.began for s in self.starts)
+
+
+class NothingRecorded(ValueError):
+    """The run has no events."""
+
+
+def read(run_dir: Path) -> Trace:
+    """What a run has recorded so far. Raises NothingRecorded, or OSError for a file that cannot be read."""
+    starts: list[Start] = []
+    torn = 0
+    for path in sorted((run_dir / DIRECTORY).glob("*.jsonl")):
+        found, bad = _read_file(path)
+        starts += found
+        torn += bad
+    if not any(s.events for s in starts):
+        raise NothingRecorded(
+            f"{run_dir / DIRECTORY}: nothing recorded; `trace.enable: true` in the configuration records it"
+        )
+    return Trace(sorted(starts, key=lambda s: s.ts), torn)
+
+
+def _read_file(path: Path) -> tuple[list[Start], int]:
+    """The starts in one file, and its unreadable lines."""
+    starts: list[Start] = []
+    torn = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                if row["ph"] == "start":
+                    starts.append(Start(str(row["process"]), int(row["pid"]), int(row["ts"])))
+                    continue
+                event = _event(row)
+            except (ValueError, TypeError, KeyError):
+                torn += 1
+                continue
+            if not starts:  # the opening line is what was lost
+                process, _, pid = path.stem.rpartition("-")
+                starts.append(Start(process or path.stem, int(pid) if pid.isdigit() else 0, event.ts))
+            starts[-1].events.append(event)
+    return starts, torn
+
+
+def _event(row: dict[str, Any]) -> Event:
+    """Raises KeyError, TypeError or ValueError for a line that is no event."""
+    ph, name, ts = str(row["ph"]), str(row["name"]), int(row["ts"])
+    match ph:
+        case "X":
+            return Event(ph, name, str(row["track"]), ts, int(row["dur"]), 0.0, dict(row.get("args", {})))
+        case "i":
+            return Event(ph, name, str(row["track"]), ts, 0, 0.0, dict(row.get("args", {})))
+        case "C":
+            return Event(ph, name, "", ts, value=float(row["value"]))
+    raise ValueError(f"unknown kind of event: {ph}")
