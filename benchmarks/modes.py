@@ -159,8 +159,8 @@ def table(results: list[dict[str, Any]]) -> str:
     lines += [
         "",
         f"{some['samples']} samples in every run; seeds {sorted({r['seed'] for r in results})}. Seconds are "
-        "per local update; speed-up and held-out score with their smallest and largest. Held-out score before "
-        f"training: {starts:.3f}. Response length: mean {some['length']['mean']:.1f}, largest "
+        "per local update; speed-up and held-out score with their smallest and largest. Held-out score "
+        f"before training: {starts:.3f}. Response length: mean {some['length']['mean']:.1f}, largest "
         f"{some['length']['max']}.",
     ]
     return "\n".join(lines) + "\n"

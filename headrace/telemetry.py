@@ -24,6 +24,8 @@ class RolloutTelemetry:
     tokens: int
     samples: int
     version: int
+    sequence_s: float = 0.0
+    """Running sequences times seconds."""
 
 
 def telemetry_key(run: str) -> str:
@@ -50,3 +52,15 @@ def idle_ratio(before: Mapping[str, RolloutTelemetry], after: Mapping[str, Rollo
         active += now.active_s - (then.active_s if then else 0.0)
         window += now.window_s - (then.window_s if then else 0.0)
     return min(1.0, max(0.0, 1.0 - active / window)) if window > 0 else None
+
+
+def utilization(
+    before: Mapping[str, RolloutTelemetry], after: Mapping[str, RolloutTelemetry]
+) -> float | None:
+    """Running sequences over those of full slots, between two readings; None without time."""
+    ran = could = 0.0
+    for name, now in after.items():
+        then = before.get(name)
+        ran += now.sequence_s - (then.sequence_s if then else 0.0)
+        could += now.target * (now.window_s - (then.window_s if then else 0.0))
+    return min(1.0, max(0.0, ran / could)) if could > 0 else None

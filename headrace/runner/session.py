@@ -297,6 +297,15 @@ def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
         "queue": ends.queue,
         "rendezvous": ends.rendezvous,
         "rollouters": [f"http://{ends.host}:{port}" for port in ends.rollouter_ports],
+        "metrics": {
+            "trainer": f"http://{ends.host}:{ends.trainer_port}/metrics",
+            "coordinator": f"http://{ends.host}:{ends.coordinator_metrics_port}/metrics",
+            "queue": f"{ends.queue}/metrics",
+            **{
+                f"rollouter-{replica}": f"http://{ends.host}:{port}/metrics"
+                for replica, port in enumerate(ends.rollouter_ports)
+            },
+        },
         "token": ends.token,
         "pids": pids,
     }

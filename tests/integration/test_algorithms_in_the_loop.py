@@ -15,6 +15,7 @@ from headrace import config_load
 from headrace.algorithm_names import ESTIMATORS, LOSSES
 from headrace.config import RunConfig
 from headrace.demo import prepare
+from headrace.run_log_keys import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELEMETRY, problems
 from headrace.runner.assets import resolve
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.single_rank import single_rank
@@ -98,6 +99,13 @@ def check(finished: Finished, config: RunConfig) -> None:
     for row in rows:
         assert all(math.isfinite(v) for v in row.values() if isinstance(v, float)), row
         assert row["actor/skipped_steps"] == 0
+    met = {SYNC, TELEMETRY, "in the last row of a window"}
+    met |= {CRITIC} if config.critic.enable else set()
+    met |= {SCORED} if config.uses_reference else set()
+    met |= {KL_LOSS} if config.actor.use_kl_loss else set()
+    met |= {KL_REWARD} if config.algorithm.use_kl_in_reward else set()
+    missing = problems({key for row in rows for key in row}, met)
+    assert [m for m in missing if not m.startswith("rollouter/")] == [], "telemetry is not part of this stack"
     start = load_file(Path(config.model.path) / "model.safetensors")
     end = load_file(finished.directory / "final" / "model.safetensors")
     assert any(not torch.equal(start[name], end[name]) for name in start), "the policy did not move"

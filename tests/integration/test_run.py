@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.run_log_keys import SAVES, SYNC, TELEMETRY, problems
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -96,9 +100,42 @@ def processes_of(directory: Path) -> list[psutil.Process]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
     run = make_run(tmp_path_factory.mktemp("runs"), "finished")
     process = run.start()
+    wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
+    (run.directory / "scraped.json").write_text(json.dumps(scrape(run)))
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output[-6000:]
     return run, output
+
+
+def scrape(run: Run) -> dict[str, list[str]]:
+    """Names of the samples that each service shows to Prometheus now."""
+    ends = json.loads((run.directory / "private" / "endpoints.json").read_text())
+    found = {}
+    for service, url in ends["metrics"].items():
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
+            found[service.removesuffix("-0")] = [n for n in names if not n.endswith("_created")]
+    return found
+
+
+def test_every_metric_is_documented_and_shown(finished: tuple[Run, str]) -> None:
+    run, _ = finished
+    keys = {key for row in run.rows() for key in row}
+    met = {SYNC, TELEMETRY, SAVES, "in the last row of a window"}
+    assert problems(keys, met) == []
+    scraped = json.loads((run.directory / "scraped.json").read_text())
+    # In a process of its own: here a run's trainer and rollouter would share one registry.
+    code = (
+        "import json; from headrace.metrics_doc import services as s; "
+        "print(json.dumps({k: [*v] for k, v in s().items()}))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    documented = json.loads(told.stdout)
+    for service, names in documented.items():
+        shown = {n for n in scraped[service] if n.startswith("headrace_")}
+        assert shown == set(names), service
+    assert any(n.startswith("vllm:") for n in scraped["rollouter"])
 
 
 def test_summary_tells_what_happened(finished: tuple[Run, str]) -> None:

@@ -69,6 +69,13 @@ def test_configuration_page_is_current() -> None:
     assert TARGET.read_text() == render(), "run `make docs`"
 
 
+def test_metrics_page_is_current() -> None:
+    """In a process of its own: the services' metrics share one registry."""
+    code = "from headrace.metrics_doc import TARGET, render; raise SystemExit(TARGET.read_text() != render())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, "run `make docs`" + done.stderr
+
+
 def test_every_key_says_what_it_means() -> None:
     empty = [line for line in render().splitlines() if line.startswith("| `") and line.endswith("|  |")]
     assert not empty

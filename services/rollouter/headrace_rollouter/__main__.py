@@ -148,6 +148,7 @@ class Rollouter:
                 tokens=self.engine.generated_tokens,
                 samples=self.worker.samples_finished,
                 version=self.worker.version,
+                sequence_s=self.engine.sequence_s(),
             )
             with contextlib.suppress(redis.RedisError):  # nothing depends on it
                 await ledger.redis.hset(telemetry_key(self.config.name), self.incarnation, encode(now))

@@ -38,6 +38,8 @@ class Engine:
         self._open: set[str] = set()
         self._active_since: float | None = None
         self._active_s = 0.0
+        self._sequence_s = 0.0
+        self._counted_at = time.monotonic()
         self.dirty = False
         """Weights are only partly loaded: a full transfer must come first."""
         self.generated_tokens = 0
@@ -142,6 +144,13 @@ class Engine:
         since = self._active_since
         return self._active_s + (time.monotonic() - since if since is not None else 0.0)
 
+    def sequence_s(self) -> float:
+        """Running sequences times seconds, summed up until now."""
+        now = time.monotonic()
+        self._sequence_s += len(self._open) * (now - self._counted_at)
+        self._counted_at = now
+        return self._sequence_s
+
     async def abort_all(self) -> None:
         """End every running request; each `generate` returns what it has so far."""
         await self._llm.abort(list(self._open))
@@ -244,12 +253,14 @@ class _Running:
 
     def __enter__(self) -> None:
         e = self._engine
+        e.sequence_s()  # with the number that ran until now
         if not e._open:
             e._active_since = time.monotonic()
         e._open.add(self._id)
 
     def __exit__(self, *_: object) -> None:
         e = self._engine
+        e.sequence_s()
         e._open.discard(self._id)
         if not e._open and e._active_since is not None:
             e._active_s += time.monotonic() - e._active_since

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -25,6 +25,15 @@ STALE_TRAJECTORIES = Counter("headrace_stale_trajectories_trained_total", "The s
 VERSION_GAP = Histogram(
     "headrace_version_gap_versions", "Version gap of trained samples", buckets=(0, 1, 2, 3, 4, 6, 8, 16, 32)
 )
+UPDATE_GAP = Gauge(
+    "headrace_update_gap_steps", "Optimizer steps between sampling and training, largest of the update"
+)
+PARTIAL = Counter("headrace_partial_samples_trained_total", "Trained samples with tokens of several versions")
+SPAN = Histogram(
+    "headrace_partial_span_versions",
+    "Newest minus oldest version in a trained sample",
+    buckets=(0, 1, 2, 3, 4, 6, 8, 16, 32),
+)
 LOGPROB_DIFF = Gauge("headrace_trainer_canary_logprob_diff", "Log-prob difference in the last canary")
 _GAUGES = {
     key: Gauge("headrace_" + key.replace("/", "_"), f"Run log key {key}, of the last local update")
@@ -37,6 +46,11 @@ _GAUGES = {
         "actor/lr",
         "rollout_corr/ess",
         "rollout_corr/kl",
+        "rollout_corr/k3_kl",
+        "rollout_corr/chi2_token",
+        "rollout_corr/ppl_ratio",
+        "rollout_corr/masked_fraction",
+        "staleness/length_order_corr",
         "reward/mean",
         "response_length/mean",
         "group/zero_std_ratio",
@@ -44,8 +58,14 @@ _GAUGES = {
 }
 
 
-def observe(row: Mapping[str, Any], phases: Mapping[str, float], samples: int, group: int) -> None:
-    """One run-log row into the registry."""
+def observe(
+    row: Mapping[str, Any], phases: Mapping[str, float], samples: int, group: int, spans: Sequence[int]
+) -> None:
+    """One run-log row, and the spans of its samples, into the registry."""
+    UPDATE_GAP.set(row["staleness/update_gap/max"])
+    for span in spans:
+        SPAN.observe(span)
+        PARTIAL.inc(span > 0)
     IDLE.set(row["trainer/idle_ratio"])
     WAIT.inc(phases.get("gen_wait", 0.0) + phases.get("wait_prev_gen", 0.0))
     STEP.inc(row["timing_s/step"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ class Report:
         self._window = -1  # the one in which the batch was claimed
         self._telemetry: dict[str, telemetry.RolloutTelemetry] = {}
         self._idle: float | None = None
+        self._utilization: float | None = None
         self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span since the last sync
         self._shown_partial = [0, 0, 0]
         self._window_ended = False
@@ -106,6 +108,8 @@ class Report:
             return  # nothing depends on it
         idle = telemetry.idle_ratio(self._telemetry, fresh)
         self._idle = idle if idle is not None else self._idle
+        busy = telemetry.utilization(self._telemetry, fresh)
+        self._utilization = busy if busy is not None else self._utilization
         self._telemetry = fresh
 
     def canary(self, report: pb.CanaryReport) -> None:
@@ -165,7 +169,7 @@ class Report:
         step_s = now - self._row_began
         row = self._row(batch, p, learned, total, facts, stats, step_s, lr)
         self._log.update(row)
-        metrics.observe(row, self._phases, samples, self._config.rollout.n)
+        metrics.observe(row, self._phases, samples, self._config.rollout.n, spans)
         self._phases = {}
         self._sync = {}
         self._skipped = self._rejected = 0
@@ -182,7 +186,7 @@ class Report:
         step_s: float,
         lr: float,
     ) -> dict[str, Any]:
-        tokens, loss, clipped, lower, kl, k3, entropy, weight, squared, old_kl, reference = total
+        tokens, loss, clipped, lower, kl, k3, entropy, weight, squared, old_kl, reference, masked = total
         tokens, sums = max(tokens, 1.0), learned.sums
         rewards = [r for f in facts for r in f["rewards"]]
         lengths = [n for f in facts for n in f["lengths"]]
@@ -227,6 +231,9 @@ class Report:
             "rollout_corr/ess": weight * weight / (tokens * squared) if squared > 0 else 1.0,
             "rollout_corr/kl": kl / tokens,
             "rollout_corr/k3_kl": k3 / tokens,
+            "rollout_corr/chi2_token": squared / tokens - 1.0,
+            "rollout_corr/ppl_ratio": math.exp(min(kl / tokens, 20.0)),
+            "rollout_corr/masked_fraction": masked / tokens,
             **spread(rewards, "reward"),
             "response_length/mean": sum(lengths) / len(lengths),
             "response_length/max": max(lengths),
@@ -242,6 +249,8 @@ class Report:
             row["actor/kl_coef"] = self._config.actor.kl_loss_coef
         if self._idle is not None:
             row["rollouter/idle_ratio"] = self._idle
+        if self._utilization is not None:
+            row["rollouter/utilization"] = self._utilization
         return row
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -81,7 +82,27 @@ def staleness_metrics(
         "staleness/update_gap/mean": sum(updates) / len(updates),
         "staleness/update_gap/max": max(updates),
         "staleness/stale_sample_ratio": stale / len(gaps),
+        "staleness/length_order_corr": rank_correlation([i.tokens for i in items]),
     }
+
+
+def rank_correlation(values: Sequence[float]) -> float:
+    """Spearman's, of the values with their places; ties share their mean rank. 0 without spread."""
+    n = len(values)
+    order = sorted(range(n), key=lambda i: values[i])
+    ranks = [0.0] * n
+    at = 0
+    while at < n:
+        end = at
+        while end < n and values[order[end]] == values[order[at]]:
+            end += 1
+        for i in order[at:end]:
+            ranks[i] = (at + end - 1) / 2
+        at = end
+    middle = (n - 1) / 2
+    over = sum((r - middle) * (i - middle) for i, r in enumerate(ranks))
+    spread = math.sqrt(sum((r - middle) ** 2 for r in ranks) * sum((i - middle) ** 2 for i in range(n)))
+    return over / spread if spread else 0.0
 
 
 def spread(values: Sequence[float], prefix: str) -> dict[str, float]:

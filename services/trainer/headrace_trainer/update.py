@@ -70,6 +70,8 @@ class UpdateSums:
     weight_squared: float = 0.0
     reference_kl: float = 0.0
     """Of the current policy to the reference, as the loss estimates it."""
+    masked: float = 0.0
+    """Tokens that the loss or the rollout correction left out."""
     grad_norms: list[float] = field(default_factory=list)
     skipped: int = 0
     offenders: list[str] = field(default_factory=list)
@@ -94,6 +96,7 @@ class UpdateSums:
             self.weight_squared,
             self.old_kl,
             self.reference_kl,
+            self.masked,
         ]
 
 
@@ -262,6 +265,7 @@ class Updater:
         none = torch.zeros(())
         sums.tokens += float(on.sum())
         sums.loss += float(losses.per_token.detach().sum())
+        sums.masked += float((on & ~(losses.mask > 0)).sum())
         sums.clipped += float(losses.metrics.get("clip_fraction", none).sum())
         sums.clipped_lower += float(losses.metrics.get("clip_fraction_lower", none).sum())
         sums.entropy += float(entropy[on].sum())

@@ -1,0 +1,95 @@
+"""Writes docs/metrics.md from the definitions: `python -m headrace.metrics_doc`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client.core import Metric
+from prometheus_client.metrics import MetricWrapperBase
+
+from headrace.run_log_keys import DEFINITIONS
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+
+_HEAD = """# Metrics
+
+Made from the definitions by `make docs`. `metrics.jsonl` has one row per local update, under the names that
+users of verl know. Prometheus has base units and the usual suffixes; each service serves its own at
+`/metrics`.
+
+## Run log
+
+| key | meaning | when |
+|---|---|---|
+"""
+
+_PROMETHEUS = """
+
+## Prometheus
+
+| metric | type | meaning | service |
+|---|---|---|---|
+"""
+
+_READING = """
+## How to read them
+
+- Rollouter idle high, trainer idle low: the trainer is the bottleneck. Give it more, or raise η a little.
+- Trainer idle high, rollouter idle low: add rollouters.
+- Both high: the sync or the reward takes the time; look at `sync/total_s` and `timing_s`.
+- High wait with a long tail of lengths: partial rollout and stop criteria help, more rollouters do not.
+- `staleness/length_order_corr` far above 0: long answers are always trained late, so they are the stale ones.
+- Whether async training is sound shows in several together: reward against wall clock, version gap, ESS, KL,
+  clip fraction, entropy. Speed alone proves nothing.
+"""
+
+
+def services() -> dict[str, dict[str, Metric]]:
+    """Every service's own Prometheus metrics by sample name, as its module defines them."""
+    from headrace_coordinator import metrics as coordinator
+    from headrace_queue.metrics import QueueCollector
+    from headrace_rollouter import metrics as rollouter
+    from headrace_trainer import metrics as trainer
+
+    out: dict[str, dict[str, Metric]] = {}
+    for name, module in (("trainer", trainer), ("rollouter", rollouter), ("coordinator", coordinator)):
+        collectors = {id(c): c for c in _collectors(vars(module).values())}
+        out[name] = _by_name(m for c in collectors.values() for m in c.collect())
+    out["queue"] = _by_name(QueueCollector.described())
+    return out
+
+
+def _collectors(values: Iterable[object]) -> Iterable[MetricWrapperBase]:
+    for value in values:
+        if isinstance(value, dict):
+            yield from _collectors(value.values())
+        elif isinstance(value, MetricWrapperBase):
+            yield value
+
+
+def _by_name(found: Iterable[Metric]) -> dict[str, Metric]:
+    return {m.name + ("_total" if m.type == "counter" else ""): m for m in found}
+
+
+def render() -> str:
+    lines = []
+    for d in DEFINITIONS:
+        names = d.names.replace("|", "\\|")
+        lines.append(f"| `{names}` | {d.meaning} | {d.when or 'always'} |")
+    text = (
+        _HEAD
+        + "\n".join(lines)
+        + "\n\n## Prometheus\n\n| metric | type | meaning | service |\n|---|---|---|---|\n"
+    )
+    for service, found in services().items():
+        text += "".join(
+            f"| `{name}` | {m.type} | {m.documentation} | {service} |\n" for name, m in sorted(found.items())
+        )
+    text += "| `vllm:*` | | vLLM's own | rollouter |\n"
+    return text + _READING
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render())
+    print(f"wrote {TARGET}")

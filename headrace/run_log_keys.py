@@ -1,0 +1,115 @@
+"""Every key of `metrics.jsonl`, defined once: real rows and docs/metrics.md are checked against it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Keys:
+    """`names` may hold alternatives in braces. `when` they are in a row: "" always, else the case."""
+
+    names: str
+    meaning: str
+    when: str = ""
+
+    def expanded(self) -> list[str]:
+        parts = [part.split(",") for part in re.split(r"\{([^}]*)\}", self.names)]
+        # Outside braces a comma separates nothing: such parts are one piece each.
+        pieces = [p if i % 2 else [",".join(p)] for i, p in enumerate(parts)]
+        return ["".join(chosen) for chosen in itertools.product(*pieces)]
+
+
+SYNC = "in the row that follows a committed round"
+TELEMETRY = "once rollouters have reported twice"
+WAITS = "in modes that wait for every commit"
+CRITIC = "with a critic"
+KL_LOSS = "with `actor.use_kl_loss`"
+KL_REWARD = "with `algorithm.use_kl_in_reward`"
+SAVES = "in an update that saved a checkpoint"
+SCORED = "with a reference model"
+
+DEFINITIONS: tuple[Keys, ...] = (
+    Keys("step", "local updates so far, over all starts"),
+    Keys("{optimizer_steps,wall_s,trained_tokens}", "optimizer steps, seconds and response tokens so far"),
+    Keys("lineage", "number of the trainer's start that wrote the row"),
+    Keys("trainer/idle_ratio", "seconds waiting for samples ÷ seconds of the step"),
+    Keys(
+        "rollouter/idle_ratio",
+        "share of the time between two commits in which an engine had no running request",
+        TELEMETRY,
+    ),
+    Keys(
+        "rollouter/utilization",
+        "running sequences ÷ those of full slots, over time",
+        TELEMETRY,
+    ),
+    Keys(
+        "fully_async/count/{stale_samples_processed,stale_trajectory_processed}",
+        "trained with a version gap above 0, so far",
+    ),
+    Keys("fully_async/count/total_generated_samples", "samples that the present rollouters have finished"),
+    Keys("fully_async/count/dropped_stale_samples", "samples left out of training"),
+    Keys("fully_async/count/current_param_version", "committed policy version"),
+    Keys(
+        "fully_async/partial/{total_partial_num,partial_ratio,max_partial_span}",
+        "partial samples trained between the last two commits, their share, their largest span in versions",
+    ),
+    Keys("staleness/version_gap/{mean,max,hist}", "over the samples of the update"),
+    Keys("staleness/update_gap/{mean,max}", "optimizer steps between the behaviour weights and the update"),
+    Keys("staleness/stale_sample_ratio", "stale ÷ trained in the update"),
+    Keys(
+        "staleness/length_order_corr",
+        "rank correlation of a sample's tokens with its place in the order of training: what finishes first "
+        "is trained first, and short answers finish first",
+    ),
+    Keys("timing_s/step", "the whole row; the phases below add up to it"),
+    Keys("timing_s/gen_wait", "waiting for samples"),
+    Keys("timing_s/wait_prev_gen", "waiting for the batch that generates meanwhile", WAITS),
+    Keys("timing_s/old_log_prob", "scoring under the weights at the start of the window"),
+    Keys("timing_s/ref", "scoring under the reference", SCORED),
+    Keys("timing_s/{values,update_critic}", "the critic's scores and its update", CRITIC),
+    Keys("timing_s/{adv,update_actor,ack,report}", "advantages, policy update, acknowledgement, this row"),
+    Keys("timing_s/param_sync", "snapshot, and waiting for the round before", "in the last row of a window"),
+    Keys("timing_s/save_checkpoint", "writing a checkpoint", SAVES),
+    Keys("sync/{pause_s,transfer_s,commit_s,total_s,interval_s,bytes}", "the round", SYNC),
+    Keys("queue/{depth,in_flight,dead,requeued}", "samples, as the ledger counts them"),
+    Keys("queue/message_latency_s", "mean seconds from written to read"),
+    Keys("queue/oldest_age_s", "age of the oldest finished sample"),
+    Keys("queue/rejected", "samples that were not finite and went back"),
+    Keys("perf/{samples_per_s,tokens_per_s,steps_per_hour}", "of this step"),
+    Keys("actor/{pg_loss,pg_clipfrac,pg_clipfrac_lower,entropy}", "token means over all ranks"),
+    Keys("actor/ppo_kl", "KL divergence from the old policy to the current one"),
+    Keys("actor/{grad_norm,lr}", "of the last optimizer step"),
+    Keys("actor/skipped_steps", "steps that were not taken: something was not finite"),
+    Keys("actor/{kl_loss,kl_coef}", "divergence to the reference in the loss, and its weight", KL_LOSS),
+    Keys(
+        "actor/{reward_kl_penalty,reward_kl_penalty_coeff}",
+        "divergence to the reference per token, and its coefficient",
+        KL_REWARD,
+    ),
+    Keys(
+        "critic/{vf_loss,vf_clipfrac,vf_explained_var,values/mean,returns/mean,grad_norm,skipped_steps,lr}",
+        "the critic",
+        CRITIC,
+    ),
+    Keys("rollout_corr/ess", "(Σw)² ÷ (N·Σw²) of current ÷ behaviour, on weights as they are"),
+    Keys("rollout_corr/{kl,k3_kl}", "KL divergence from behaviour to current policy, by k1 and k3"),
+    Keys("rollout_corr/chi2_token", "χ² divergence: mean of w² − 1"),
+    Keys("rollout_corr/ppl_ratio", "perplexity under the current policy ÷ under the behaviour policy"),
+    Keys("rollout_corr/masked_fraction", "tokens that the loss or the rollout correction left out"),
+    Keys("reward/{mean,std,min,max}", "over the trajectories of the update"),
+    Keys("response_length/{mean,max,clip_ratio}", "tokens; `clip_ratio`: cut by the limit"),
+    Keys("group/zero_std_ratio", "groups whose rewards are all equal: they teach nothing"),
+)
+
+
+def problems(keys: set[str], present: set[str]) -> list[str]:
+    """What `keys`, of all rows of a run, have too many and too few. `present`: the cases that it met."""
+    known = {name for d in DEFINITIONS for name in d.expanded()}
+    wanted = {name for d in DEFINITIONS if not d.when or d.when in present for name in d.expanded()}
+    return [f"{k}: undocumented" for k in sorted(keys - known)] + [
+        f"{k}: documented, but in no row" for k in sorted(wanted - keys)
+    ]
