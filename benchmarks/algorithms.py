@@ -141,7 +141,7 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(results: list[dict[str, Any]], title: str, file: Path) -> None:
+def plot(results: list[dict[str, Any]], title: str, place: str, file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -161,15 +161,16 @@ def plot(results: list[dict[str, Any]], title: str, file: Path) -> None:
     axis.set(xlabel="samples trained", ylabel="exact match on held-out words, greedy", title=title)
     axis.set_ylim(0, 1)
     axis.grid(alpha=0.3)
-    axis.legend(loc="lower right", fontsize=8, ncols=2)
+    axis.legend(loc=place, fontsize=8, ncols=2)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
 
 
-TITLES = {
-    "curves": "learning curves: mean over the seeds, each seed faint",
-    "lag": "a version gap of about 8: mean over the seeds, each seed faint",
+PICTURES = {
+    "curves": ("learning curves: mean over the seeds, each seed faint", "lower right"),
+    "lag": ("a version gap of about 8: mean over the seeds, each seed faint", "upper left"),
 }
+"""Title, and where the legend is in nobody's way."""
 
 
 def main() -> None:
@@ -194,7 +195,7 @@ def main() -> None:
         results.sort(key=lambda r: (names.index(r["name"]), r["seed"]))
         (args.out / f"algorithms_{experiment}.json").write_text(json.dumps(results, indent=1) + "\n")
         (args.out / f"algorithms_{experiment}.md").write_text(table(results))
-        plot(results, TITLES[experiment], args.out / f"algorithms_{experiment}.png")
+        plot(results, *PICTURES[experiment], args.out / f"algorithms_{experiment}.png")
         print(table(results))
 
 

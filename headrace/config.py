@@ -154,7 +154,12 @@ class TrainerConfig(Section):
 
 
 class ValConfig(Section):
-    """Validation on held-out prompts, greedy."""
+    """Validation on held-out prompts."""
+
+    n: int = Field(1, gt=0)
+    """Responses per held-out prompt; with more than one, mean@n, best@n and maj@n are reported."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of validation; 0 is greedy."""
 
     max_delay_s: float = Field(120.0, ge=0)
     """How long the next commit waits for a running validation."""

@@ -73,6 +73,11 @@ def cross_field_problems(c: RunConfig) -> list[str]:
         )
     if c.sync.transport == "nccl" and c.trainer.device != "cuda":
         out.append("sync.transport: nccl needs trainer.device: cuda; use gloo on CPU")
+    if c.val.n > 1 and c.val.temperature == 0:
+        out.append(
+            f"val.n = {c.val.n} greedy responses to a prompt are all the same: set val.temperature above 0, "
+            "or val.n to 1"
+        )
     if c.rollout.test_freq and not c.data.val_files:
         out.append("rollout.test_freq is set but data.val_files is empty: name a file or set test_freq to 0")
     return out

@@ -122,6 +122,20 @@ class Scorer:
         self, data_source: str, solution: str, ground_truth: str, extra_info: dict[str, Any]
     ) -> tuple[float, dict[str, float]]:
         """Raises RewardError, with the function's own exception as its cause."""
+        return parse_score(await self._call(data_source, solution, ground_truth, extra_info))
+
+    async def judge(
+        self, data_source: str, solution: str, ground_truth: str, extra_info: dict[str, Any]
+    ) -> tuple[float, str]:
+        """The score, and the answer that counts in a majority vote: `pred` of the function's dictionary, or
+        the solution as a whole. Raises as `score`."""
+        result = await self._call(data_source, solution, ground_truth, extra_info)
+        answer = result.get("pred") if isinstance(result, dict) else None
+        return parse_score(result)[0], solution if answer is None else str(answer)
+
+    async def _call(
+        self, data_source: str, solution: str, ground_truth: str, extra_info: dict[str, Any]
+    ) -> Any:
         call = _arguments(self._function, data_source, solution, ground_truth, extra_info)
         async with self._places:
             if inspect.iscoroutinefunction(self._function):
@@ -141,7 +155,7 @@ class Scorer:
         error = task.exception()
         if error is not None:
             raise RewardError(f"the reward raised {error!r}") from error
-        return parse_score(task.result())
+        return task.result()
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:

@@ -40,6 +40,7 @@ FIXED_KEYS = (
     "rollout.total_rollout_steps",
     "actor.ppo_mini_batch_size",
     "critic.enable",
+    "val.n",
     "redis.url",
 )
 """A run that goes on keeps these: the ledger and the checkpoints were made with them."""

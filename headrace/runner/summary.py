@@ -113,7 +113,7 @@ def idle_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 def eval_rows(path: Path) -> list[dict[str, Any]]:
     """Held-out scores by version, then data source; the last row of each wins."""
-    keys = ("version", "data_source", "reward", "n", "unfinished")
+    keys = ("version", "data_source", "reward", "n", "unfinished", "k", "best", "majority")
     found = {
         (row["version"], str(row.get("data_source"))): {key: row.get(key) for key in keys}
         for row in read_rows(path)
@@ -217,10 +217,14 @@ def _score_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if not scored:
             continue
         first, final = scored[0], scored[-1]
-        out.append(
+        line = (
             f"held-out {source}: {first['reward']:.3f} (version {first['version']}) -> "
             f"{final['reward']:.3f} (version {final['version']}), {final['n']} prompts"
         )
+        if final.get("best") is not None:
+            k = final["k"]
+            line += f", best@{k} {final['best']:.3f}, maj@{k} {final['majority']:.3f}"
+        out.append(line)
     return out
 
 

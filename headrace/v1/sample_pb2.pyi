@@ -98,15 +98,17 @@ class ParkedGroup(_message.Message):
     def __init__(self, trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ...) -> None: ...
 
 class ValidationResult(_message.Message):
-    __slots__ = ("version", "row", "data_source", "reward", "response_tokens")
+    __slots__ = ("version", "row", "data_source", "reward", "response_tokens", "answer")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     DATA_SOURCE_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     version: int
     row: int
     data_source: str
     reward: float
     response_tokens: int
-    def __init__(self, version: _Optional[int] = ..., row: _Optional[int] = ..., data_source: _Optional[str] = ..., reward: _Optional[float] = ..., response_tokens: _Optional[int] = ...) -> None: ...
+    answer: str
+    def __init__(self, version: _Optional[int] = ..., row: _Optional[int] = ..., data_source: _Optional[str] = ..., reward: _Optional[float] = ..., response_tokens: _Optional[int] = ..., answer: _Optional[str] = ...) -> None: ...

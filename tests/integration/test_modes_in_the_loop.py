@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -122,3 +123,22 @@ def check_timeline(finished: Finished, config: RunConfig) -> None:
     updates = sum(row["timing_s/update_actor"] for row in finished.rows)
     assert seconds["update_actor"] == pytest.approx(updates, rel=0.02, abs=0.02)
     assert ("let_finish" in seconds) == (config.rule.crosses is not None)
+
+
+def test_sampled_validation_reports_mean_best_and_majority(
+    stack: SharedStack, demo_config: dict[str, Any]
+) -> None:
+    config = configured(
+        demo_config,
+        Mode.ASYNC_PARTIAL,
+        "sampled-validation",
+        {"rollout": {"total_rollout_steps": 16, "test_freq": 1}, "val": {"n": 4, "temperature": 1.0}},
+    )
+    finished = stack.run(config)
+    assert finished.code == 0
+    rows = [json.loads(line) for line in (finished.directory / "eval.jsonl").read_text().splitlines()]
+    assert [row["version"] for row in rows] == list(range(finished.stats.version + 1))
+    for row in rows:
+        assert (row["k"], row["n"], row["unfinished"]) == (4, 200, 0)
+        assert 0 < row["reward"] < row["best"] <= 1
+        assert row["reward"] <= row["majority"] <= row["best"], "an answer that comes often is the better one"

@@ -244,6 +244,7 @@ def test_each_preset_is_the_mode_it_is_named_for(preset: Path) -> None:
         ({"mode": "colocated_sync", "trainer__cpus": [0]}, "unset trainer.cpus"),
         ({"mode": "colocated_sync", "trainer__device": "cuda"}, "trainer.device to cpu"),
         ({"mode": "two_steps_off"}, "one_step_off"),
+        ({"val__n": 4}, "set val.temperature above 0"),
     ],
 )
 def test_modes_that_contradict_themselves_are_refused(values: dict[str, Any], told: str) -> None:

@@ -256,8 +256,10 @@ async def test_prompts_are_trimmed_when_the_checkpoints_change(
 # -- validation ---------------------------------------------------------------------------------------
 
 
-def result(version: int, row: int, data_source: str, reward: float) -> bytes:
-    message = ValidationResult(version=version, row=row, data_source=data_source, reward=reward)
+def result(version: int, row: int, data_source: str, reward: float, answer: str = "") -> bytes:
+    message = ValidationResult(
+        version=version, row=row, data_source=data_source, reward=reward, answer=answer
+    )
     return message.SerializeToString()
 
 
@@ -283,6 +285,21 @@ def test_scores_count_what_is_missing() -> None:
     assert found == [Score(3, "a", 1.0, 1, 1), Score(3, "b", 0.5, 1, 0)]
 
 
+def test_several_responses_give_mean_best_and_majority() -> None:
+    """A prompt counts once all its responses are there; a tie goes to the answer that came first."""
+    vote = [(0, 0.0, "7"), (1, 1.0, "5"), (2, 0.0, "7")]
+    tie = [(3, 1.0, "x"), (4, 0.0, "y"), (5, 0.25, "z")]
+    short = [(6, 1.0, "x")]
+    found = scores(
+        2, [result(2, row, "a", r, said) for row, r, said in [*short, *tie, *vote[::-1]]], {"a": 3}, 3
+    )
+    (score,) = found
+    assert (score.n, score.unfinished, score.k) == (2, 1, 3)
+    assert score.reward == pytest.approx((1.0 + 1.25) / 6)
+    assert score.best == 1.0
+    assert score.majority == pytest.approx((0.0 + 1.0) / 2)
+
+
 async def test_a_version_is_reported_when_complete_or_closed(tmp_path: Path) -> None:
     path, run = tmp_path / "run" / "eval.jsonl", Validated()
     reporter = run.reporter(path)
@@ -294,9 +311,10 @@ async def test_a_version_is_reported_when_complete_or_closed(tmp_path: Path) -> 
     await reporter.step()
     await reporter.step()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    single = {"k": 1, "best": None, "majority": None}
     assert lines == [
-        {"version": 2, "data_source": "a", "reward": 1.0, "n": 1, "unfinished": 1},
-        {"version": 2, "data_source": "b", "reward": None, "n": 0, "unfinished": 1},
+        {"version": 2, "data_source": "a", "reward": 1.0, "n": 1, "unfinished": 1, **single},
+        {"version": 2, "data_source": "b", "reward": None, "n": 0, "unfinished": 1, **single},
     ]
     assert run.closed == []
     run.status = ValStatus(5, 3, 3, True)

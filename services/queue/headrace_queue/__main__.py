@@ -133,7 +133,7 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     print_ = startup.fingerprint(config, source, startup.digest(held_out, val_tokens))
     patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s)
     await startup.configure(patient, config, print_)
-    await startup.load_validation(patient, held_out, val_tokens)
+    await startup.load_validation(patient, held_out, val_tokens, config.val.n)
     max_ready = config.data.max_ahead or 2 * config.rule.max_required
     log.info("data is ready", extra={"rows": len(rows), "held_out": len(held_out), "max_ready": max_ready})
 
@@ -143,7 +143,7 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     return (
         Feeder(ledger, source, config.rollout.total_rollout_steps, max_ready),
         Janitor(ledger, config.ledger.lease_s, checkpoints),
-        ValidationReporter(ledger, [row.data_source for row in held_out], eval_file),
+        ValidationReporter(ledger, [row.data_source for row in held_out], eval_file, config.val.n),
     )
 
 

@@ -80,7 +80,10 @@ class QueueCollector(Collector):
         )
         for row in self.scores:
             if row.reward is not None:
-                score.add_metric([row.data_source, "reward/mean@1"], row.reward)
+                score.add_metric([row.data_source, f"reward/mean@{row.k}"], row.reward)
+            for name, value in (("best", row.best), ("maj", row.majority)):
+                if value is not None:
+                    score.add_metric([row.data_source, f"reward/{name}@{row.k}"], value)
             unfinished.add_metric([row.data_source], row.unfinished)
         yield from (score, unfinished)
 

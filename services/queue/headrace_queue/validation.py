@@ -38,29 +38,57 @@ class Score:
     version: int
     data_source: str
     reward: float | None
-    """Mean over the prompts with a result; None without any."""
+    """mean@k: over the prompts with a result; None without any."""
     n: int
     """Prompts with a result."""
     unfinished: int
-    """Prompts without one."""
+    """Prompts without one, or with fewer than k responses."""
+    k: int = 1
+    """Responses per prompt."""
+    best: float | None = None
+    """best@k, where k > 1: mean over the prompts of the best response."""
+    majority: float | None = None
+    """maj@k, where k > 1: mean over the prompts of the answer that most responses gave; of a tie the first."""
 
 
-def scores(version: int, results: Sequence[bytes], held_out: Mapping[str, int]) -> list[Score]:
+def scores(version: int, results: Sequence[bytes], held_out: Mapping[str, int], k: int = 1) -> list[Score]:
     """The scores of `version`, sorted by data source. `held_out` counts the prompts of each source."""
-    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    by_prompt: defaultdict[tuple[str, int], list[ValidationResult]] = defaultdict(list)
     for raw in results:
         try:
             result = ValidationResult.FromString(raw)
         except DecodeError:
             log.error("unreadable validation result: it counts as unfinished", extra={"version": version})
             continue
-        rewards[result.data_source].append(result.reward)
+        by_prompt[result.data_source, result.row // k].append(result)
     out = []
     for source, total in sorted(held_out.items()):
-        found = rewards[source]
-        mean = sum(found) / len(found) if found else None
-        out.append(Score(version, source, mean, len(found), total - len(found)))
+        found = [r for (of, _), r in by_prompt.items() if of == source and len(r) == k]
+        several = k > 1 and bool(found)
+        out.append(
+            Score(
+                version,
+                source,
+                _mean([r.reward for responses in found for r in responses]),
+                len(found),
+                total - len(found),
+                k,
+                _mean([max(r.reward for r in responses) for responses in found]) if several else None,
+                _mean([_majority(responses) for responses in found]) if several else None,
+            )
+        )
     return out
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _majority(responses: Sequence[ValidationResult]) -> float:
+    """Reward of the answer that most responses gave."""
+    in_order = sorted(responses, key=lambda r: r.row)
+    (answer, _), *_ = Counter(r.answer for r in in_order).most_common()
+    return float(next(r.reward for r in in_order if r.answer == answer))
 
 
 class EvalFile:
@@ -129,8 +157,11 @@ class ValidationReporter:
 
     name = "validation"
 
-    def __init__(self, ledger: AsyncLedger, data_sources: Iterable[str], file: EvalFile) -> None:
+    def __init__(
+        self, ledger: AsyncLedger, data_sources: Iterable[str], file: EvalFile, responses: int = 1
+    ) -> None:
         self._ledger = ledger
+        self._responses = responses
         self._held_out = Counter(data_sources)
         self._file = file
         self._next = file.newest + 1
@@ -166,7 +197,7 @@ class ValidationReporter:
             self._report(version, results)
 
     def _report(self, version: int, results: Sequence[bytes]) -> None:
-        reached = scores(version, results, self._held_out)
+        reached = scores(version, results, self._held_out, self._responses)
         self._file.add(reached)
         for score in reached:
             log.info("validation", extra=asdict(score))

@@ -47,6 +47,7 @@ log = logging.getLogger("headrace.rollouter.work")
 _IDLE_POLL_S = 0.02
 _VALIDATION_POLL_S = 1.0
 _VALIDATION_CHUNK = 16
+_ANSWER_CHARS = 1000
 
 
 def sampling_seed(run_seed: int, sample_id: str, index: int, have: int, failures: int = 0) -> int:
@@ -300,10 +301,14 @@ class Worker:
                 )
 
     async def _score_one(self, prompt: Prompt, t: Trajectory) -> tuple[float, dict[str, float]]:
-        info: dict[str, Any] = {**prompt.extra_info, "finish_reason": t.finish_reason.name.lower()}
         text = self._decode(t.token_ids.tolist())
         self.scored += 1
+        info = self._extra_info(prompt, t)
         return await self._scorer.score(prompt.data_source, text, prompt.ground_truth, info)
+
+    @staticmethod
+    def _extra_info(prompt: Prompt, t: Trajectory) -> dict[str, Any]:
+        return {**prompt.extra_info, "finish_reason": t.finish_reason.name.lower()}
 
     async def _fail(self, item: Taken, reason: str, detail: str) -> None:
         answer = await self._ledger.run(ops.fail(self._owner, item.sample_id, item.attempt, reason, detail))
@@ -368,16 +373,22 @@ class Worker:
             await self._validate_row(version, row, payload)
 
     async def _validate_row(self, version: int, row: int, payload: bytes) -> None:
-        """One held-out prompt, greedy. A reward that fails counts 0 and is logged: the row must end."""
+        """One response to a held-out prompt. A reward that fails counts 0 and is logged: the row must end."""
         prompt = decode_prompt(payload)
-        t = await self._engine.generate(prompt.token_ids, empty_trajectory(1.0), seed=None)
+        temperature = self._config.val.temperature
+        seed = sampling_seed(self._config.seed, f"val-{version}-{row}", 0, 0) if temperature else None
+        t = await self._engine.generate(prompt.token_ids, empty_trajectory(temperature or 1.0), seed)
         if t.finish_reason is FinishReason.UNFINISHED or t.versions != (version, version):
             return  # a score never mixes versions; the round that closed this validation reports the rest
+        text = self._decode(t.token_ids.tolist())
+        self.scored += 1
         try:
-            reward, _ = await self._score_one(prompt, t)
+            reward, answer = await self._scorer.judge(
+                prompt.data_source, text, prompt.ground_truth, self._extra_info(prompt, t)
+            )
         except RewardError as error:
             log.warning("validation reward failed", extra={"row": row, "error": str(error)})
-            reward = 0.0
+            reward, answer = 0.0, ""
         await self.trusted.wait()
         result = pb.ValidationResult(
             version=version,
@@ -385,6 +396,7 @@ class Worker:
             data_source=prompt.data_source,
             reward=reward,
             response_tokens=np.int64(len(t.token_ids)).item(),
+            answer=answer[:_ANSWER_CHARS],
         )
         await self._ledger.run(ops.val_finish(self._owner, version, row, result.SerializeToString()))
 
