@@ -83,7 +83,7 @@ class RolloutConfig(Section):
     """Validate every that many policy versions (the first and the last always); 0 turns it off."""
     replicas: int = Field(2, ge=0)
     """Rollouters that the local runner starts."""
-    cpus: list[int] | None = None
+    cpus: list[int] | None = Field(None, min_length=1)
     """Cores that the rollouters of a local run are bound to; unset: any."""
     max_concurrent_samples: int = Field(8, gt=0)
     """Samples that one rollouter works on at once."""
@@ -101,8 +101,9 @@ class AsyncTrainingConfig(Section):
     """S: local updates between two syncs."""
     staleness_threshold: float = Field(0.0, ge=0, le=64)
     """Eta: how much may be generated beyond the current window, as a share of it."""
-    partial_rollout: bool = True
-    """Interrupt running work at a sync and continue it under the new weights; unset: when eta > 0."""
+    partial_rollout: bool = False
+    """Interrupt running work at a sync and continue it under the new weights. Unset: true when
+    `staleness_threshold` is above 0, where alone it has an effect."""
     max_version_gap: int | None = Field(None, gt=0)
     """K: with partial rollout, running work that would get tokens of more than K versions is let finish
     before the sync. Unset: no bound."""
@@ -114,11 +115,13 @@ class AsyncTrainingConfig(Section):
     @classmethod
     def _partial_only_with_staleness(cls, data: Any) -> Any:
         """What the default of `partial_rollout` is, so that the resolved configuration says what happens."""
-        if isinstance(data, dict) and "partial_rollout" not in data:
-            eta = data.get("staleness_threshold", 0.0)
-            positive = isinstance(eta, int | float) and eta > 0
-            return {**data, "partial_rollout": positive}
-        return data
+        if not isinstance(data, dict) or data.get("partial_rollout") is not None:
+            return data
+        try:
+            positive = float(data.get("staleness_threshold", 0.0)) > 0
+        except (TypeError, ValueError):
+            positive = False  # refused by its own field
+        return {**data, "partial_rollout": positive}
 
 
 class TrainerConfig(Section):
@@ -128,7 +131,7 @@ class TrainerConfig(Section):
     """Trainer nodes."""
     n_gpus_per_node: int = Field(2, gt=0)
     """Ranks per node (processes; GPUs when `device` is cuda)."""
-    cpus: list[int] | None = None
+    cpus: list[int] | None = Field(None, min_length=1)
     """Cores that the ranks of a local run are bound to; unset: any."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the trainer computes."""
@@ -337,12 +340,13 @@ class RunConfig(Section):
     @classmethod
     def _mode_sets_parameters(cls, data: Any) -> Any:
         """A mode fills in the parameters that it consists of, where they are unset."""
-        if not isinstance(data, dict) or data.get("mode") not in MODE_PARAMETERS:
+        mode = data.get("mode") if isinstance(data, dict) else None
+        if not isinstance(mode, str) or mode not in MODE_PARAMETERS:
             return data
         given = data.get("async_training") or {}
         if not isinstance(given, dict):
             return data
-        return {**data, "async_training": {**MODE_PARAMETERS[data["mode"]], **given}}
+        return {**data, "async_training": {**MODE_PARAMETERS[mode], **given}}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from headrace.config import RunConfig
 from headrace.staleness import Mode
 
@@ -55,4 +57,23 @@ def warnings(c: RunConfig) -> list[str]:
             f"async_training.staleness_threshold = {eta:g}: with 1 or more every sample may be a whole "
             "window old before it is trained, and more data waits than is used; below 1 is recommended"
         )
+    slots = c.rollout.replicas * c.rollout.max_concurrent_samples
+    if c.mode == "one_step_off" and 0 < slots < c.samples_per_update:
+        out.append(
+            f"mode: one_step_off generates a batch of {c.samples_per_update} samples under one version, "
+            f"but the rollouters have {slots} places: the rest starts under the next one; raise "
+            "rollout.max_concurrent_samples or rollout.replicas"
+        )
+    if c.mode == "colocated_sync":
+        cores = os.cpu_count() or 1
+        uses = {
+            "trainer.omp_threads": c.world_size * c.trainer.omp_threads,
+            "rollout.engine.omp_threads": c.rollout.replicas * c.rollout.engine.omp_threads,
+        }
+        out += [
+            f"mode: colocated_sync means all {cores} cores for each phase, but {key} and the number of "
+            f"processes use {found}: raise one of them"
+            for key, found in uses.items()
+            if found < cores
+        ]
     return out

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from headrace import demo, redis_url
+from headrace import cores, demo, redis_url
 from headrace.config import RunConfig
 from headrace.data.rows import DataError, load_rows
 from headrace.redis_connect import connect
@@ -33,7 +33,14 @@ def problems(config: RunConfig) -> list[str]:
         *_reward(config),
         *_redis(config),
         *_ports(config),
+        *_cores(config),
     ]
+
+
+def _cores(config: RunConfig) -> Iterator[str]:
+    for key, cpus in (("trainer.cpus", config.trainer.cpus), ("rollout.cpus", config.rollout.cpus)):
+        if (problem := cores.problem(cpus)) is not None:
+            yield f"{key}: {problem}"
 
 
 def warnings(config: RunConfig) -> list[str]:

@@ -221,7 +221,8 @@ class Plan:
 
 
 def plan(config: RunConfig) -> Plan:
-    updates = math.ceil(config.rollout.total_rollout_steps / config.samples_per_update)
+    updates = config.rollout.total_rollout_steps / config.samples_per_update
+    updates = math.floor(updates) if config.data.drop_last else math.ceil(updates)
     return Plan(
         updates=updates,
         syncs=math.ceil(updates / config.async_training.trigger_parameter_sync_step),

@@ -24,7 +24,9 @@ CANARY_DIFF = 0.25
 
 def manifest_of(version: int) -> pb.Manifest:
     """A manifest that tells the versions apart."""
-    return pb.Manifest(bytes=1000 + version, canary=pb.Canary(token_ids=[version + 1, 7], log_probs=[-0.5]))
+    return pb.Manifest(
+        version=version, bytes=1000 + version, canary=pb.Canary(token_ids=[version + 1, 7], log_probs=[-0.5])
+    )
 
 
 def digest_of(manifest: pb.Manifest) -> str:

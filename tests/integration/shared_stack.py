@@ -32,7 +32,7 @@ from headrace.v1 import sync_pb2_grpc
 from headrace.valkey_server import start_valkey
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
-from headrace_queue.__main__ import prepare
+from headrace_queue.__main__ import _report_the_last, prepare
 from headrace_queue.loops import Pulse, run_loop
 from headrace_rollouter.__main__ import _decoder
 from headrace_rollouter.engine import Engine, eos_token_ids
@@ -72,7 +72,7 @@ class SharedStack:
         with mock.patch.dict(os.environ, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}):
             self._engine = self.call(Engine.start(config, self._stop_ids), 300.0)
 
-    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 180.0) -> T:
         """`work` on the services' loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
@@ -142,6 +142,7 @@ class SharedStack:
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
+            await _report_the_last(loops)
             await server.stop(None)
             await client.aclose()
         for error in ended:

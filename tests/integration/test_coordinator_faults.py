@@ -177,6 +177,29 @@ async def test_a_resume_that_was_lost_is_sent_again(make: Make) -> None:
     await sync(trainer, 1, {a: REUSED, b: REUSED})
 
 
+async def test_a_lost_resume_comes_before_the_next_pause(make: Make) -> None:
+    """The pause may wait for work that the member holds frozen: without its resume it would never answer."""
+    c = await make(async_training={"staleness_threshold": 1, "max_version_gap": 2})
+    a, b, trainer = await two(c, version=0)
+    b.answers["resume"] = hang_up
+    trainer.begin(1)
+    await a.expect(*REUSED)
+    await b.expect(*REUSED)
+    await b.ended()
+    b.answers.clear()
+    a.silence("pause")
+    trainer.begin(2)
+    (pause,) = await a.expect("pause")
+    assert pause.finish_through == 0, "two versions behind the next one"
+    await b.connect()
+    _, resume, _ = await b.expect("welcome", "resume", "pause")
+    assert resume.version == 1
+    a.answer("pause")
+    await a.expect("load", "resume")
+    await b.expect("load", "resume")
+    assert c.stats().members == {"a": 2, "b": 2}
+
+
 async def test_a_request_is_served_once(make: Make) -> None:
     c = await make()
     a, b, trainer = await two(c)

@@ -91,6 +91,22 @@ def found(model_dir: str) -> tuple[list[list[Answer]], list[list[Answer]]]:
     return two, one
 
 
+def test_a_mini_batch_of_which_nothing_is_left_is_no_step(model_dir: str) -> None:
+    """Neither the schedule nor the clock of optimizer steps may count it as taken."""
+    from headrace_trainer.learner import Learner
+    from tests.single_rank import single_rank
+
+    every = {s.prompt.sample_id: s for s in equivalence.samples("llama")}
+    with single_rank() as ranks:
+        learner = Learner(config(model_dir), ranks)
+        learner.begin_window()
+        minis = [[broken(every["0"])], [every["1"]]]
+        learned = learner.learn(minis, {"0": 0}, 0, contextlib.nullcontext)
+    assert (learned.optimizer_steps, learned.stepped, learned.sums.skipped) == (2, 1, 1)
+    assert learner.policy.schedule.last_epoch == 1
+    assert len(learned.sums.grad_norms) == 1
+
+
 def test_all_ranks_agree_on_what_is_left_out(found: tuple[list[list[Answer]], list[list[Answer]]]) -> None:
     two, _ = found
     assert [[a[0] for a in update] for update in two] == [

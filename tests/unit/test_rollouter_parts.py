@@ -38,6 +38,10 @@ class Engine:
     generated_tokens = 0
     workers = 1
     canary_answer = 0.0
+    pauses = 0
+
+    async def pause(self) -> None:
+        self.pauses += 1
 
     async def generate(self, *_: Any) -> Any:
         raise RuntimeError("engine core died")
@@ -107,19 +111,44 @@ async def test_parked_work_is_continued_only_where_the_gap_may_grow(
 
 
 async def test_a_pause_waits_for_old_work_only() -> None:
-    """What would cross too many versions ends first; the rest is frozen as it is."""
+    """What would cross too many versions ends first, also what a take has yet to bring; the rest freezes."""
     c = config(staleness_threshold=0.5, max_version_gap=2)
-    w = worker(Ledger(), Engine(), c)
-    member = Member(c, Engine(), w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
+    engine = Engine()
+    w = worker(Ledger(), engine, c)
+    member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
+    member._paused = False
     w._oldest.update({"old": 2, "young": 3})
+    w.taking = True
     pausing = asyncio.create_task(member._pause(pb.MemberPause(round=1, finish_through=2)))
-    await asyncio.sleep(0.1)
-    assert not pausing.done()
-    assert w.running_through(2) == 1
+
+    async def still_waits() -> None:
+        await asyncio.sleep(0.1)
+        assert not pausing.done()
+        assert engine.pauses == 0
+
+    await still_waits()
     del w._oldest["old"]
+    await still_waits()
+    w._oldest["brought"] = 2
+    w.taking = False
+    await still_waits()
+    del w._oldest["brought"]
     await asyncio.wait_for(pausing, 5)
+    assert engine.pauses == 1
+    reports = [member._reports.get_nowait() for _ in range(member._reports.qsize())]
+    assert [r.WhichOneof("report") for r in reports][-1] == "paused"
+    assert not w.serving.is_set()
+
+
+async def test_a_pause_that_waits_for_nothing_freezes_at_once() -> None:
+    c = config(staleness_threshold=0.5)
+    engine = Engine()
+    w = worker(Ledger(), engine, c)
+    member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
+    member._paused = False
     w._oldest["old"] = 0
     await asyncio.wait_for(member._pause(pb.MemberPause(round=2)), 5)
+    assert engine.pauses == 1
 
 
 @pytest.mark.parametrize(("difference", "trusted"), [(0.01, True), (0.2, False), (math.nan, False)])

@@ -16,9 +16,11 @@ from headrace.weights.snapshot import Snapshot
 from headrace_trainer.checkpoint import MANIFEST, Checkpoints, Progress, newest
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.run_log import RunLog
+from headrace_trainer.report import Report
+from headrace_trainer.run_log import RunLog, rank_correlation
 from headrace_trainer.weight_server import MovedOn, WeightServer
 from tests.single_rank import single_rank
+from tests.unit.test_rollouter_parts import config as run_config
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +119,23 @@ def test_a_canary_belongs_to_the_version_it_reports(tmp_path: Path) -> None:
     log.close()
     rows = [json.loads(line) for line in (tmp_path / "sync.jsonl").read_text().splitlines()]
     assert [(r["version"], r["logprob_max_abs_diff"]) for r in rows] == [(1, 3e-6), (2, 5e-6), (3, None)]
+
+
+def test_waits_of_updates_without_a_row_add_up(tmp_path: Path, ranks: Ranks) -> None:
+    """An update whose samples all went back has no row; its seconds go into the next one's, none is lost."""
+    report = Report(run_config(), None, ranks, tmp_path)  # type: ignore[arg-type]
+    report._sync = {"sync/pause_s": 0.2}
+    for _ in range(2):
+        report._phases["param_sync"] = report._phases.get("param_sync", 0.0) + 0.3
+        report.waited_for_generation()
+    assert report._phases == pytest.approx({"param_sync": 0.2, "wait_prev_gen": 0.4})
+    report.close()
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([1, 5, 9, 20]) == pytest.approx(1.0)
+    assert rank_correlation([20, 9, 5, 1]) == pytest.approx(-1.0)
+    assert rank_correlation([7, 7, 7]) == 0.0
+    assert rank_correlation([3]) == 0.0
+    # Ties share their mean rank: ranks 0.5, 0.5, 2 against places 0, 1, 2.
+    assert rank_correlation([2, 2, 8]) == pytest.approx(1.5 / (1.5 * 2.0) ** 0.5)

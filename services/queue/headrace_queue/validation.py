@@ -48,7 +48,7 @@ class Score:
     best: float | None = None
     """best@k, where k > 1: mean over the prompts of the best response."""
     majority: float | None = None
-    """maj@k, where k > 1: mean over the prompts of the answer that most responses gave; of a tie the first."""
+    """maj@k, where k > 1: mean over the prompts of the answer that most gave; of a tie the first."""
 
 
 def scores(version: int, results: Sequence[bytes], held_out: Mapping[str, int], k: int = 1) -> list[Score]:

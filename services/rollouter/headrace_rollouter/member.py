@@ -134,16 +134,20 @@ class Member:
 
         Takes are held by the ledger meanwhile, so that this ends.
         """
-        while self._worker.running_through(through):
+        while self._must_wait(through):
             self._report(
                 progress=pb.MemberProgress(
                     tokens=self._engine.generated_tokens + self._worker.scored, running=self._worker.running
                 )
             )
             for _ in range(int(_PROGRESS_S / 0.02)):
-                if not self._worker.running_through(through):
+                if not self._must_wait(through):
                     return
                 await asyncio.sleep(0.02)
+
+    def _must_wait(self, through: int) -> bool:
+        """Also for a take whose reply is not here yet: it may bring what is too old to be frozen."""
+        return self._worker.taking or self._worker.running_through(through) > 0
 
     async def _join(self, join: pb.JoinGroup) -> None:
         self._session = join.session

@@ -90,6 +90,8 @@ class Worker:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._oldest: dict[str, int] = {}
         """No token of the running sample is of an older version than this."""
+        self.taking = False
+        """A request for work is under way: what it brings belongs to the version before a pause."""
         self._val_tasks: set[asyncio.Task[None]] = set()
         self._val_next_poll = 0.0
         self._paused_at: float | None = None
@@ -154,7 +156,12 @@ class Worker:
         # the version gap grow beyond its bound.
         through = self._config.rule.finish_through(self.version)
         oldest = -1 if through is None else through + 1
-        reply = await self._ledger.run(ops.take(self._owner, self.version, free, oldest_version=oldest))
+        self.taking = True
+        try:
+            reply = await self._ledger.run(ops.take(self._owner, self.version, free, oldest_version=oldest))
+        finally:
+            # No other task runs between here and the registration below.
+            self.taking = False
         # Any refusal means: wait. A member that was expired, or that a new trainer does not know yet, is
         # brought up to date and admitted again through the coordinator's stream.
         metrics.TAKES.labels(status=str(reply.status)).inc()

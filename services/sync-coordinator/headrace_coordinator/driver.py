@@ -14,7 +14,7 @@ from headrace import environment
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.ledger.replies import CommitStatus
+from headrace.ledger.replies import CommitStatus, Stats
 from headrace.trace import Recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
@@ -92,11 +92,19 @@ class Driver:
             return
         if self.session is not None and name in self.session.roster:
             if self.session.phase is s.Phase.PAUSING:
+                self._resume_if_lost(connection, stats)
                 self.transfers.pause(name, self.round, self.version + 1)
         elif connection.paused and name in stats.members and stats.phase == "idle" and not stats.held:
             # Its resume got lost. In a round that has not committed its engine may hold anything.
             self._resume(connection)
         self.wake()
+
+    def _resume_if_lost(self, connection: MemberConnection, stats: Stats) -> None:
+        """A member that a commit has counted, and that still stands paused under an older version, needs its
+        resume before the next pause: that one may wait for work which it holds frozen."""
+        behind = connection.version < self.version and connection.incarnation in stats.members
+        if connection.paused and behind:
+            self._resume(connection)
 
     def member_left(self, connection: MemberConnection) -> None:
         if self.connections.members.get(connection.incarnation) is connection:
@@ -214,6 +222,8 @@ class Driver:
             self.config.sync.max_attempts,
             group_is_good=self.transfers.group == tuple(roster),
         )
+        for connection in self.connections.members.values():
+            self._resume_if_lost(connection, stats)  # with the canary of the version that it has
         self._manifest, self._canary = begin.manifest, begin.manifest.canary
         clock = Timings()
         await self.transfers.run(

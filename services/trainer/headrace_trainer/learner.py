@@ -149,6 +149,9 @@ class Learner:
         sums = learned.sums
         known = len(sums.offenders)
         learned.optimizer_steps += 1
+        if not self._ranks.largest(len(mini)):
+            sums.skipped += 1  # nothing of it could be scored
+            return
         if self._updater.step(mini, sums, steps_before):
             learned.stepped += 1
             return
@@ -161,7 +164,9 @@ class Learner:
     def _train_critic(self, critic: Critic, rows: Sequence[Sequence[Row]], learned: Learned) -> None:
         sums = ValueSums()
         for mini in rows:
-            critic.step([row for row in mini if row.prompt.sample_id not in learned.rejected], sums)
+            kept = [row for row in mini if row.prompt.sample_id not in learned.rejected]
+            if self._ranks.largest(len(kept)):
+                critic.step(kept, sums)
         total = self._ranks.sums(sums.vector())
         learned.metrics |= value_metrics(total, sums, critic.part.learning_rate)
 

@@ -77,7 +77,7 @@ class Report:
         wait for the batch that generated meanwhile."""
         waited = min(self._sync.get("sync/pause_s", 0.0), self._phases["param_sync"])
         self._phases["param_sync"] -= waited
-        self._phases["wait_prev_gen"] = waited
+        self._phases["wait_prev_gen"] = self._phases.get("wait_prev_gen", 0.0) + waited
         self._trace.instant("waited for generation", seconds=waited)
 
     def begin_update(self, batch: Batch, window: int) -> None:
