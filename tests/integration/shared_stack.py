@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import threading
@@ -72,9 +73,16 @@ class SharedStack:
         with mock.patch.dict(os.environ, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}):
             self._engine = self.call(Engine.start(config, self._stop_ids), 300.0)
 
-    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 180.0) -> T:
-        """`work` on the services' loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+        """`work` on the services' loop. A failure to end says where everything stands."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            stacks = io.StringIO()
+            for task in asyncio.all_tasks(self._loop):
+                task.print_stack(file=stacks)
+            raise AssertionError(f"not done after {timeout_s:g} s:\n{stacks.getvalue()}") from None
 
     def close(self) -> None:
         async def down() -> None:

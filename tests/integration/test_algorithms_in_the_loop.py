@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from safetensors.torch import load_file
 
 from headrace import config_load
 from headrace.algorithm_names import ESTIMATORS, LOSSES
+from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
+from headrace.algorithms.policy_loss import POLICY_LOSSES
+from headrace.algorithms.registry import Registry
 from headrace.config import RunConfig
 from headrace.demo import prepare
 from headrace.run_log_keys import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELEMETRY, problems
@@ -58,9 +61,19 @@ MORE: dict[str, dict[str, Any]] = {
         }
     },
 }
+
+
+def once(names: Iterable[str], registry: Registry[Any]) -> list[str]:
+    """One name for each function: the others are aliases."""
+    return sorted({registry.get(name): name for name in sorted(names, reverse=True)}.values())
+
+
 CASES = {
-    **{f"estimator {e}": {"algorithm": {"adv_estimator": e}, **NEEDS.get(e, {})} for e in sorted(ESTIMATORS)},
-    **{f"loss {n}": {"actor": {"policy_loss": n}, **NEEDS.get(n, {})} for n in sorted(LOSSES)},
+    **{
+        f"estimator {e}": {"algorithm": {"adv_estimator": e}, **NEEDS.get(e, {})}
+        for e in once(ESTIMATORS, ADVANTAGE_ESTIMATORS)
+    },
+    **{f"loss {n}": {"actor": {"policy_loss": n}, **NEEDS.get(n, {})} for n in once(LOSSES, POLICY_LOSSES)},
     **MORE,
 }
 

@@ -99,7 +99,7 @@ def test_a_mode_comes_to_its_end(
         assert all(row["fully_async/partial/max_partial_span"] < config.rule.crosses for row in rows)
     for row in rows:
         phases = sum(v for k, v in row.items() if k.startswith("timing_s/") and k != "timing_s/step")
-        assert phases == pytest.approx(row["timing_s/step"], rel=0.02)
+        assert phases == pytest.approx(row["timing_s/step"], rel=0.02, abs=0.01), "steps here take 0.1 s"
         assert ("timing_s/wait_prev_gen" in row) == (config.mode is not None)
     # One sync before anything, one behind every window, one for what is left of the last.
     assert finished.stats.version == -(-len(rows) // config.rule.sync_steps)

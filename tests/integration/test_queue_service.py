@@ -142,9 +142,10 @@ def test_validation_is_reported_once(make_queue: Callable[..., Queue]) -> None:
 
     answer_validation(queue, "one", queue.commit(["one"], validate=True), HELD_OUT)
     until(rows, "the report of version 0")
+    single = {"k": 1, "best": None, "majority": None}
     complete = [
-        {"version": 0, "data_source": "source0", "reward": 1.0, "n": 2, "unfinished": 0},
-        {"version": 0, "data_source": "source1", "reward": 1.0, "n": 1, "unfinished": 0},
+        {"version": 0, "data_source": "source0", "reward": 1.0, "n": 2, "unfinished": 0, **single},
+        {"version": 0, "data_source": "source1", "reward": 1.0, "n": 1, "unfinished": 0, **single},
     ]
     assert rows() == complete
 
@@ -157,8 +158,8 @@ def test_validation_is_reported_once(make_queue: Callable[..., Queue]) -> None:
     until(lambda: len(rows()) == 6, "the reports of versions 1 and 2")
     assert rows()[:4] == [
         *complete,
-        {"version": 1, "data_source": "source0", "reward": 0.0, "n": 1, "unfinished": 1},
-        {"version": 1, "data_source": "source1", "reward": None, "n": 0, "unfinished": 1},
+        {"version": 1, "data_source": "source0", "reward": 0.0, "n": 1, "unfinished": 1, **single},
+        {"version": 1, "data_source": "source1", "reward": None, "n": 0, "unfinished": 1, **single},
     ]
     score = 'headrace_validation_score{data_source="source0",statistic="reward/mean@1"} 1.0'
     assert score in queue.http.get("/metrics").text
