@@ -149,12 +149,14 @@ class SharedStack:
             stop.set()
             for task in tasks:
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            _, late = await asyncio.wait(tasks, timeout=20.0)
+            for task in late:  # a service would end with its process: say which part did not by itself
+                task.print_stack()
             await _report_the_last(loops)
-            await server.stop(None)
+            await asyncio.wait([asyncio.ensure_future(server.stop(None))], timeout=20.0)
             await client.aclose()
-        for error in ended:
-            if isinstance(error, Exception):
+        for task in tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
 
