@@ -1,39 +1,58 @@
-"""The built-in demo task: spell a word backward, with a model small enough to learn it on two CPU cores.
+"""The built-in demo tasks, with a model small enough to learn them on two CPU cores.
 
-A configuration names the demo's files by URI, wherever it would name a path:
+    spell_backward   spell a word backward: `configs/demo.yaml`
+    long_tail        the same, repeated so that a few answers are very long: `configs/long_tail.yaml`
+
+A configuration names a demo's files by URI, wherever it would name a path:
 
     demo:spell_backward         the warmed-up model's folder (weights, configuration, tokenizer)
     demo:spell_backward/train   the training rows, JSON lines
     demo:spell_backward/val     the held-out rows, JSON lines
 
-The files are made on first use (about 40 seconds on one thread) and cached. This module imports neither
-torch nor transformers, so that resolving a URI that is already cached costs milliseconds.
+and likewise for the other task. The files are made on first use (up to a minute on one thread) and cached.
+This module imports neither torch nor transformers, so that resolving a URI that is already cached costs
+milliseconds.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.demo.warmup import DemoAssets, Progress, held_out_exact_match, is_cached, prepare
+from headrace.demo.long_tail import LONG_TAIL
+from headrace.demo.warmup import (
+    SPELL_BACKWARD,
+    DemoAssets,
+    Progress,
+    Task,
+    held_out_exact_match,
+    is_cached,
+    prepare,
+)
 
 __all__ = [
     "KNOWN_URIS",
     "SCHEME",
+    "TASKS",
     "DemoAssets",
     "Progress",
+    "Task",
     "held_out_exact_match",
     "is_cached",
     "is_demo_uri",
     "prepare",
     "resolve",
+    "task_of",
 ]
 
 SCHEME = "demo:"
 
-_ASSETS: dict[str, Callable[[DemoAssets], Path]] = {
-    "demo:spell_backward": lambda assets: assets.model_dir,
-    "demo:spell_backward/train": lambda assets: assets.train_file,
-    "demo:spell_backward/val": lambda assets: assets.val_file,
+TASKS: dict[str, Task] = {task.name: task for task in (SPELL_BACKWARD, LONG_TAIL)}
+
+_FILES: dict[str, Callable[[DemoAssets], Path]] = {
+    "": lambda assets: assets.model_dir,
+    "/train": lambda assets: assets.train_file,
+    "/val": lambda assets: assets.val_file,
 }
+_ASSETS = {f"{SCHEME}{name}{part}": (task, _FILES[part]) for name, task in TASKS.items() for part in _FILES}
 KNOWN_URIS = tuple(_ASSETS)
 
 
@@ -42,12 +61,20 @@ def is_demo_uri(uri: str) -> bool:
     return uri.startswith(SCHEME)
 
 
+def task_of(uri: str) -> Task:
+    """The task whose asset `uri` names. Raises ValueError when the URI is not one of `KNOWN_URIS`."""
+    if uri not in _ASSETS:
+        raise ValueError(f"unknown demo asset {uri!r}; the known ones are: {', '.join(KNOWN_URIS)}")
+    return _ASSETS[uri][0]
+
+
 def resolve(uri: str, cache_dir: Path, seed: int, progress: Progress | None = None) -> Path:
     """The path of the asset that `uri` names, preparing the demo under `cache_dir` if it is not cached.
 
     Raises ValueError, before anything is built, when the URI is not one of `KNOWN_URIS`.
     """
-    select = _ASSETS.get(uri)
-    if select is None:
-        raise ValueError(f"unknown demo asset {uri!r}; the known ones are: {', '.join(KNOWN_URIS)}")
-    return select(prepare(cache_dir, seed, progress))
+    task_of(uri)
+    task, select = _ASSETS[uri]
+    if task is SPELL_BACKWARD:
+        return select(prepare(cache_dir, seed, progress))
+    return select(prepare(cache_dir, seed, progress, task=task))

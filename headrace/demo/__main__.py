@@ -1,11 +1,11 @@
-"""`python -m headrace.demo`: prepare the demo and print where its files are."""
+"""`python -m headrace.demo`: prepare a demo and print where its files are."""
 
 import argparse
 import sys
 import time
 from pathlib import Path
 
-from headrace.demo import held_out_exact_match, is_cached, prepare
+from headrace.demo import TASKS, held_out_exact_match, is_cached, prepare
 
 
 def _show_progress(step: int, total: int, loss: float) -> None:
@@ -18,15 +18,19 @@ def _show_progress(step: int, total: int, loss: float) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line, prepare (or find) the demo, print its paths and its starting score."""
+    """Parse the command line, prepare (or find) a demo, print its paths and its starting score."""
     parser = argparse.ArgumentParser(prog="python -m headrace.demo", description=__doc__)
+    parser.add_argument(
+        "--task", choices=TASKS, default="spell_backward", help="which demo (default: spell_backward)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the warm-up (default: 0)")
     parser.add_argument("--cache-dir", type=Path, default=Path(".cache/demo"), help="folder of the files")
     args = parser.parse_args(argv)
 
-    cached = is_cached(args.cache_dir, args.seed)
+    task = TASKS[args.task]
+    cached = is_cached(args.cache_dir, args.seed, task=task)
     started = time.monotonic()
-    assets = prepare(args.cache_dir, args.seed, _show_progress)
+    assets = prepare(args.cache_dir, args.seed, _show_progress, task=task)
     print(f"model: {assets.model_dir}")
     print(f"train: {assets.train_file}")
     print(f"val:   {assets.val_file}")

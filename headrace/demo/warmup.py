@@ -1,4 +1,4 @@
-"""Prepare the demo: a supervised warm-up on noisy demonstrations, and a cache of what it makes.
+"""Prepare a demo: a supervised warm-up on noisy demonstrations, and a cache of what it makes.
 
 What this module guarantees:
 
@@ -25,17 +25,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.demo import spell_backward as task
+from headrace.demo import spell_backward
 
 if TYPE_CHECKING:
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 Progress = Callable[[int, int, float], None]
 """Called after every warm-up step with (steps done, steps in all, loss in nats a token)."""
 
-LOCK_TIMEOUT_S = 600.0  # for another process's build of the same demo, which takes about 40 seconds
+LOCK_TIMEOUT_S = 600.0  # for another process's build of the same demo, which takes about a minute
 IGNORED_LABEL = -100
+
+REVISION = "16ca059e5c9c6b681e00382c9f15b3dfed312b4043aed89e56d6ba99b8cfdec1"
+"""64 hex digits that stand for this module in the names of cache folders. Change any whenever the code below
+makes other weights or files from the same inputs, and only then: every demo is built anew after it."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,71 @@ class DemoAssets:
 DEFAULT_RECIPE = Recipe()
 
 
+@dataclass(frozen=True)
+class Task:
+    """A demo's task as this module needs it. A question is whatever text its functions agree on."""
+
+    name: str
+    recipe: Recipe
+    sources: Callable[[], Sequence[Path]]  # the files that decide, besides this module, what is made
+    pad_id: int
+    split: Callable[[], tuple[Sequence[str], Sequence[str]]]  # (training questions, held-out questions)
+    practice: Callable[[Sequence[str], random.Random, int], list[str]]  # a batch of about the size given
+    demonstrate: Callable[[str, random.Random, Recipe], str]  # a noisy answer to a question
+    answer: Callable[[str], str]  # the right answer to a question
+    prompt_ids: Callable[[str], list[int]]  # of a question
+    response_ids: Callable[[str], list[int]]  # of an answer, <eos> included
+    write_rows: Callable[[Path, Sequence[str], str], None]  # (file, questions, name of the split)
+    build_tokenizer: Callable[[], "PreTrainedTokenizerFast"]
+    build_model: Callable[[int], "LlamaForCausalLM"]  # from a seed
+
+
+def demonstrate(word: str, rng: random.Random, recipe: Recipe = DEFAULT_RECIPE) -> str:
+    """One noisy demonstration for `word`: its reverse, or the word copied, or its reverse cut short.
+
+    A cut keeps at least one letter and loses at least one.
+    """
+    draw = rng.random()
+    if draw < recipe.right_share:
+        return word[::-1]
+    if draw < recipe.right_share + recipe.copied_share:
+        return word
+    return word[::-1][: rng.randrange(1, len(word))]
+
+
+SPELL_BACKWARD = Task(
+    name=spell_backward.DATA_SOURCE,
+    recipe=DEFAULT_RECIPE,
+    sources=lambda: (Path(spell_backward.__file__), spell_backward.word_list_path()),
+    pad_id=spell_backward.PAD_ID,
+    split=spell_backward.split_words,
+    practice=lambda words, rng, size: rng.choices(words, k=size),
+    demonstrate=demonstrate,
+    answer=lambda word: word[::-1],
+    prompt_ids=spell_backward.prompt_ids,
+    response_ids=spell_backward.response_ids,
+    write_rows=spell_backward.write_rows,
+    build_tokenizer=spell_backward.build_tokenizer,
+    build_model=spell_backward.build_model,
+)
+
+
 def prepare(
-    cache_dir: Path, seed: int, progress: Progress | None = None, recipe: Recipe = DEFAULT_RECIPE
+    cache_dir: Path,
+    seed: int,
+    progress: Progress | None = None,
+    recipe: Recipe | None = None,
+    task: Task = SPELL_BACKWARD,
 ) -> DemoAssets:
-    """The demo for `seed`, from the cache under `cache_dir` or built now (about 40 seconds, one thread).
+    """The demo for `seed`, from the cache under `cache_dir` or built now (up to a minute, one thread).
+
+    Without a `recipe` it is the task's own.
 
     Raises TimeoutError when another process holds the build for longer than `LOCK_TIMEOUT_S`, and
     FileNotFoundError when the word list's package is not installed.
     """
-    folder = _folder(cache_dir, seed, recipe)
+    recipe = recipe or task.recipe
+    folder = _folder(cache_dir, seed, recipe, task)
     if not folder.is_dir():
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_name(folder.name + ".lock")):
@@ -81,18 +141,18 @@ def prepare(
                 building = folder.with_name(folder.name + ".building")
                 shutil.rmtree(building, ignore_errors=True)
                 building.mkdir()
-                _build(_assets(building), seed, recipe, progress)
+                _build(_assets(building), seed, recipe, progress, task)
                 os.rename(building, folder)
     return _assets(folder)
 
 
-def is_cached(cache_dir: Path, seed: int, recipe: Recipe = DEFAULT_RECIPE) -> bool:
+def is_cached(cache_dir: Path, seed: int, recipe: Recipe | None = None, task: Task = SPELL_BACKWARD) -> bool:
     """Whether `prepare` with these arguments would find the demo rather than build it."""
-    return _folder(cache_dir, seed, recipe).is_dir()
+    return _folder(cache_dir, seed, recipe or task.recipe, task).is_dir()
 
 
 def held_out_exact_match(assets: DemoAssets) -> float:
-    """The share of held-out words the warmed-up model spells right, greedy, measured when built; 0 to 1."""
+    """The share of held-out questions the warmed-up model gets right, greedy, measured when built; 0 to 1."""
     report = json.loads(_report_file(assets).read_text(encoding="utf-8"))
     return float(report["held_out_exact_match"])
 
@@ -105,7 +165,7 @@ def _report_file(assets: DemoAssets) -> Path:
     return assets.model_dir.parent / "warmup.json"
 
 
-def _folder(cache_dir: Path, seed: int, recipe: Recipe) -> Path:
+def _folder(cache_dir: Path, seed: int, recipe: Recipe, task: Task) -> Path:
     """The cache folder; its name hashes all that the files depend on, so that a changed recipe is a miss."""
     digest = hashlib.sha256()
     inputs = {
@@ -114,9 +174,10 @@ def _folder(cache_dir: Path, seed: int, recipe: Recipe) -> Path:
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
     }
     digest.update(json.dumps(inputs, sort_keys=True).encode())
-    for source in (Path(__file__), Path(task.__file__), task.word_list_path()):
+    digest.update(bytes.fromhex(REVISION))
+    for source in task.sources():
         digest.update(hashlib.sha256(source.read_bytes()).digest())
-    return cache_dir.resolve() / f"{task.DATA_SOURCE}-seed{seed}-{digest.hexdigest()[:16]}"
+    return cache_dir.resolve() / f"{task.name}-seed{seed}-{digest.hexdigest()[:16]}"
 
 
 @contextmanager
@@ -138,15 +199,15 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(assets: DemoAssets, seed: int, recipe: Recipe, progress: Progress | None) -> None:
+def _build(assets: DemoAssets, seed: int, recipe: Recipe, progress: Progress | None, task: Task) -> None:
     """Write every file of the demo."""
-    train_words, held_out = task.split_words()
-    task.write_rows(assets.train_file, train_words, "train")
+    train, held_out = task.split()
+    task.write_rows(assets.train_file, train, "train")
     task.write_rows(assets.val_file, held_out, "val")
     with _one_thread():
         model = task.build_model(seed)
-        warm_up(model, train_words, seed, recipe, progress)
-        score = exact_match(model, held_out, recipe.max_new_tokens)
+        warm_up(model, train, seed, recipe, progress, task)
+        score = exact_match(model, held_out, recipe.max_new_tokens, task)
     model.save_pretrained(assets.model_dir)
     task.build_tokenizer().save_pretrained(assets.model_dir)
     report = {"seed": seed, "recipe": dataclasses.asdict(recipe), "held_out_exact_match": score}
@@ -166,31 +227,20 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def demonstrate(word: str, rng: random.Random, recipe: Recipe = DEFAULT_RECIPE) -> str:
-    """One noisy demonstration for `word`: its reverse, or the word copied, or its reverse cut short.
-
-    A cut keeps at least one letter and loses at least one.
-    """
-    draw = rng.random()
-    if draw < recipe.right_share:
-        return word[::-1]
-    if draw < recipe.right_share + recipe.copied_share:
-        return word
-    return word[::-1][: rng.randrange(1, len(word))]
-
-
-def collate(pairs: Sequence[tuple[str, str]]) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """(word, answer) pairs as token ids and labels, both int64 [batch, longest], padded on the right.
+def collate(
+    pairs: Sequence[tuple[str, str]], task: Task = SPELL_BACKWARD
+) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """(question, answer) pairs as token ids and labels, both int64 [batch, longest], padded on the right.
 
     Labels stand at their own token's place (the model shifts them) and cover the answer and its <eos> only.
     Padding on the right needs no mask: under causal attention no labelled position sees it.
     """
     import torch
 
-    prompts = [task.prompt_ids(word) for word, _ in pairs]
+    prompts = [task.prompt_ids(question) for question, _ in pairs]
     answers = [task.response_ids(answer) for _, answer in pairs]
     longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    ids = torch.full((len(pairs), longest), task.PAD_ID)
+    ids = torch.full((len(pairs), longest), task.pad_id)
     labels = torch.full((len(pairs), longest), IGNORED_LABEL)
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         end = len(prompt) + len(answer)
@@ -201,20 +251,21 @@ def collate(pairs: Sequence[tuple[str, str]]) -> tuple["torch.Tensor", "torch.Te
 
 def warm_up(
     model: "LlamaForCausalLM",
-    words: Sequence[str],
+    questions: Sequence[str],
     seed: int,
     recipe: Recipe,
     progress: Progress | None = None,
+    task: Task = SPELL_BACKWARD,
 ) -> None:
-    """Train `model` in place on noisy demonstrations for `words`, cross-entropy a response token."""
+    """Train `model` in place on noisy demonstrations for `questions`, cross-entropy a response token."""
     import torch
 
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate)
     model.train()
     for step in range(1, recipe.steps + 1):
-        batch = rng.choices(words, k=recipe.batch_size)
-        ids, labels = collate([(word, demonstrate(word, rng, recipe)) for word in batch])
+        batch = task.practice(questions, rng, recipe.batch_size)
+        ids, labels = collate([(each, task.demonstrate(each, rng, recipe)) for each in batch], task)
         loss = model(input_ids=ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -224,19 +275,24 @@ def warm_up(
     model.eval()
 
 
-def exact_match(model: "LlamaForCausalLM", words: Sequence[str], max_new_tokens: int) -> float:
-    """The share of `words` that greedy decoding spells backward and ends with <eos>, in 0 to 1.
+def exact_match(
+    model: "LlamaForCausalLM", questions: Sequence[str], max_new_tokens: int, task: Task = SPELL_BACKWARD
+) -> float:
+    """The share of `questions` that greedy decoding answers right and ends with <eos>, in 0 to 1.
 
-    Words of one length are decoded together, so that no batch needs padding.
+    Questions with prompts of one length and answers of one length are decoded together: no batch needs
+    padding, and none is read on past the end of the right answer, where nothing can change the score.
     """
+    groups: dict[tuple[int, int], list[tuple[list[int], list[int]]]] = {}
+    for question in questions:
+        prompt, expected = task.prompt_ids(question), task.response_ids(task.answer(question))
+        groups.setdefault((len(prompt), len(expected)), []).append((prompt, expected))
     right = 0
-    for length in sorted({len(word) for word in words}):
-        group = [word for word in words if len(word) == length]
-        responses = _greedy([task.prompt_ids(word) for word in group], model, max_new_tokens)
-        for word, response in zip(group, responses, strict=True):
-            expected = task.response_ids(word[::-1])
-            right += response[: len(expected)] == expected  # what follows <eos> is not part of the response
-    return right / len(words)
+    for (_, length), group in groups.items():
+        responses = _greedy([prompt for prompt, _ in group], model, min(length, max_new_tokens))
+        for (_, expected), response in zip(group, responses, strict=True):
+            right += response[:length] == expected
+    return right / len(questions)
 
 
 def _greedy(prompts: list[list[int]], model: "LlamaForCausalLM", max_new_tokens: int) -> list[list[int]]:

@@ -20,14 +20,29 @@ def demo_names(config: RunConfig) -> list[str]:
     return [name for name in named if demo.is_demo_uri(name)]
 
 
+def demo_task(config: RunConfig) -> demo.Task | None:
+    """The demo that the configuration takes its parts from; None with none, or one that preflight refuses."""
+    names = demo_names(config)
+    if not set(names) <= set(demo.KNOWN_URIS):
+        return None
+    tasks = {task.name: task for task in map(demo.task_of, names)}
+    return next(iter(tasks.values())) if len(tasks) == 1 else None
+
+
 def demo_ready(config: RunConfig) -> bool:
     """Whether `resolve` would build nothing."""
-    return not demo_names(config) or demo.is_cached(DEMO_CACHE, config.seed)
+    if not demo_names(config):
+        return True
+    task = demo_task(config)
+    return task is not None and demo.is_cached(DEMO_CACHE, config.seed, task=task)
 
 
 def demo_command(config: RunConfig) -> list[str]:
     """The command that prepares the demo (in a process of its own: it imports torch)."""
-    return [sys.executable, "-m", "headrace.demo", "--seed", str(config.seed), "--cache-dir", str(DEMO_CACHE)]
+    task = demo_task(config)
+    assert task is not None, "preflight has refused a configuration that names no demo or several"
+    options = ["--task", task.name, "--seed", str(config.seed), "--cache-dir", str(DEMO_CACHE)]
+    return [sys.executable, "-m", "headrace.demo", *options]
 
 
 def absolute(config: RunConfig) -> RunConfig:

@@ -73,6 +73,13 @@ def _demo_names(config: RunConfig) -> Iterator[str]:
         for value in values:
             if demo.is_demo_uri(value) and value not in demo.KNOWN_URIS:
                 yield f"{key}: {value!r} is no demo asset; known are {', '.join(demo.KNOWN_URIS)}"
+    known = [value for values in named.values() for value in values if value in demo.KNOWN_URIS]
+    tasks = sorted({demo.task_of(value).name for value in known})
+    if len(tasks) > 1:
+        yield (
+            f"{', '.join(key for key, values in named.items() if set(values) & set(known))}: "
+            f"parts of different demos, {' and '.join(tasks)}, whose tokens differ; take all from one"
+        )
 
 
 def _data(config: RunConfig) -> Iterator[str]:
