@@ -21,7 +21,8 @@ class ModelConfig(Section):
     """The policy: a Hugging Face model directory."""
 
     path: str
-    """Directory with config.json, tokenizer and safetensors weights, or `demo:spell_backward`."""
+    """Directory with config.json, tokenizer and safetensors weights, or `demo:spell_backward` or
+    `demo:long_tail`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Compute and wire dtype: the engine runs in it and weights travel in it."""
     max_model_len: int | None = Field(None, gt=0)
@@ -34,9 +35,9 @@ class DataConfig(Section):
     """Prompts: JSON lines in verl's row format."""
 
     train_files: list[str] = Field(min_length=1)
-    """Training files, read in this order, or `demo:spell_backward/train`."""
+    """Training files, read in this order, or a demo's, e.g. `demo:spell_backward/train`."""
     val_files: list[str] = []
-    """Held-out files for validation, or `demo:spell_backward/val`."""
+    """Held-out files for validation, or a demo's, e.g. `demo:spell_backward/val`."""
     max_prompt_length: int = Field(512, gt=0)
     """Longest prompt in tokens; a longer one is an error before the run starts."""
     max_response_length: int = Field(512, gt=0)

@@ -89,7 +89,7 @@ def _print_plan(config: RunConfig) -> None:
     print(f"updates: {made.updates} (syncs: {made.syncs})")
     print(f"redis: {redis_url.masked(config.redis.url) if config.redis.url else 'bundled Valkey server'}")
     if not assets.demo_ready(config):
-        print("demo assets: not prepared yet; the run does that first (about 40 seconds)")
+        print("demo assets: not prepared yet; the run does that first (about a minute)")
     print(f"processes: {', '.join(made.processes)}")
     print("nothing was started (--dry-run)")
 
