@@ -64,16 +64,20 @@ class Engine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        length = config.model.max_model_len or config.data.max_prompt_length + config.data.max_response_length
         options: dict[str, Any] = {}
         if current_platform.is_cpu():
             options["kv_cache_memory_bytes"] = e.kv_cache_memory_bytes
+            # A prefill in pieces rewinds the generator of a seeded request, which CPU generators cannot: the
+            # engine dies. It would happen at a resume, when everything that was frozen is prefilled at once.
+            options["enable_chunked_prefill"] = False
+            options["max_num_batched_tokens"] = max(2048, length)
         else:
             options["gpu_memory_utilization"] = e.gpu_memory_utilization
         args = AsyncEngineArgs(
             model=config.model.path,
             dtype=config.model.dtype,
-            max_model_len=config.model.max_model_len
-            or config.data.max_prompt_length + config.data.max_response_length,
+            max_model_len=length,
             tensor_parallel_size=e.tensor_parallel_size,
             max_num_seqs=e.max_num_seqs,
             enforce_eager=e.enforce_eager,
