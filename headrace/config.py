@@ -13,8 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
 from headrace.config_base import Section
-from headrace.config_problems import MODE_PARAMETERS, cross_field_problems
-from headrace.staleness import Mode, StalenessRule, derive_mode
+from headrace.config_problems import cross_field_problems
+from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
 
 
 class ModelConfig(Section):

@@ -103,6 +103,10 @@ class RolloutCorrectionSection(Section):
     rollout_token_veto_threshold: float | None = Field(None, gt=0)
     """Leave out every sequence with a token of trainer / engine below this."""
 
+    @property
+    def is_set(self) -> bool:
+        return any((self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold))
+
 
 class FilterGroupsConfig(Section):
     """DAPO's dynamic sampling: groups whose rewards are all equal are dropped and replaced."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.algorithm_names import (
     AGGREGATIONS,
@@ -15,24 +15,10 @@ from headrace.algorithm_names import (
     REJECTION_CRITERIA,
     algorithm_problems,
 )
+from headrace.staleness import MODE_PARAMETERS
 
 if TYPE_CHECKING:
     from headrace.config import RunConfig
-
-MODE_PARAMETERS: dict[str, dict[str, Any]] = {
-    "one_step_off": {
-        "trigger_parameter_sync_step": 1,
-        "staleness_threshold": 1.0,
-        "partial_rollout": False,
-    },
-    "colocated_sync": {
-        "trigger_parameter_sync_step": 1,
-        "staleness_threshold": 0.0,
-        "partial_rollout": False,
-    },
-}
-"""What `mode` stands for. One batch ahead: with eta = 1 and work that finishes before each sync, the batch
-that generates while another trains is the next one."""
 
 
 def cross_field_problems(c: RunConfig) -> list[str]:
@@ -231,9 +217,7 @@ def _sampling_problems(c: RunConfig) -> Iterator[str]:
             f"{what} makes the engine's log-probs those of the kept tokens only, and they are the old ones "
             f"of the ratio: {change}, or async_training.use_rollout_log_probs to false"
         )
-    r = c.algorithm.rollout_correction
-    corrects = r.rollout_is or r.rollout_rs or r.rollout_token_veto_threshold
-    if c.actor.policy_loss in BEHAVIOUR_LOSSES or corrects:
+    if c.actor.policy_loss in BEHAVIOUR_LOSSES or c.algorithm.rollout_correction.is_set:
         yield (
             f"{what} makes the engine's log-probs those of the kept tokens only, and {c.actor.policy_loss} "
             f"or the rollout correction compares them with the trainer's: {change}"

@@ -29,12 +29,6 @@ def run_dir() -> Path:
     return Path(_required("HEADRACE_RUN_DIR", "give the run's directory"))
 
 
-def trace_dir(enabled: bool) -> Path | None:
-    """Where a process records its timeline; None when it does not."""
-    found = os.environ.get("HEADRACE_RUN_DIR", "")
-    return Path(found) if enabled and found else None
-
-
 def token() -> str:
     """HEADRACE_TOKEN. Empty turns authentication off, which only suits a loopback address."""
     return os.environ.get("HEADRACE_TOKEN", "")

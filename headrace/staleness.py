@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
+from typing import Any
 
 
 class Mode(enum.StrEnum):
@@ -23,6 +24,22 @@ class Mode(enum.StrEnum):
     STREAM_OFF_POLICY = "stream_off_policy"
     ASYNC_STALE = "async_stale_samples"
     ASYNC_PARTIAL = "async_partial_rollout"
+
+
+MODE_PARAMETERS: dict[str, dict[str, Any]] = {
+    "one_step_off": {
+        "trigger_parameter_sync_step": 1,
+        "staleness_threshold": 1.0,
+        "partial_rollout": False,
+    },
+    "colocated_sync": {
+        "trigger_parameter_sync_step": 1,
+        "staleness_threshold": 0.0,
+        "partial_rollout": False,
+    },
+}
+"""What `mode` stands for. One batch ahead: with eta = 1 and work that finishes before each sync, the batch
+that generates while another trains is the next one."""
 
 
 @dataclass(frozen=True)

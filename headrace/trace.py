@@ -28,6 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace import environment
+from headrace.config import RunConfig
+
 log = logging.getLogger("headrace.trace")
 
 KINDS = {
@@ -171,6 +174,12 @@ class Recorder:
         except OSError:
             self._file = -1
         log.warning("the trace ends here", extra={"path": str(self._path), "error": str(error)})
+
+
+def recorder(config: RunConfig, process: str) -> Recorder:
+    """Of a service, into its run's directory (HEADRACE_RUN_DIR) where `trace.enable` asks for it."""
+    where = environment.run_dir() if config.trace.enable else None
+    return Recorder(where, process, max_events=config.trace.max_events)
 
 
 class Lanes:

@@ -210,17 +210,26 @@ class SampleModel:
 
     def fail(self, owner: str, sample: str, attempt: int, reason: str, detail: str) -> r.FailStatus:
         s = self.get(sample)
-        for outcome in (r.FailStatus.RETRIED, r.FailStatus.DEAD):
-            if s and s.last == (outcome, owner, attempt):
-                return outcome
+        if s and (before := self._outcome_before(s, owner, attempt)):
+            return before
         if not s or not self._holds(s, owner, attempt):
             self._fenced("fail")
             return r.FailStatus.FENCED
+        return self._failed(Event.FAIL, s, owner, attempt, "failed", reason)
+
+    @staticmethod
+    def _outcome_before(s: Record, by: str, attempt: int) -> r.FailStatus | None:
+        outcomes = (r.FailStatus.RETRIED, r.FailStatus.DEAD)
+        return next((o for o in outcomes if s.last == (o, by, attempt)), None)
+
+    def _failed(
+        self, event: Event, s: Record, by: str, attempt: int, requeued: str, reason: str
+    ) -> r.FailStatus:
         s.failures += 1
         if s.failures > self.max_retries:
-            self._end(Event.FAIL, s, State.DEAD, reason, (r.FailStatus.DEAD, owner, attempt))
+            self._end(event, s, State.DEAD, reason, (r.FailStatus.DEAD, by, attempt))
             return r.FailStatus.DEAD
-        self._ready(Event.FAIL, s, "failed", (r.FailStatus.RETRIED, owner, attempt))
+        self._ready(event, s, requeued, (r.FailStatus.RETRIED, by, attempt))
         return r.FailStatus.RETRIED
 
     def expire(self, owner: str, reason: str) -> r.ExpireReply:
@@ -321,22 +330,15 @@ class SampleModel:
         return r.Verdict.OK
 
     def reject(self, lineage: int, sample: str, attempt: int, reason: str, detail: str) -> r.FailStatus:
-        s = self.get(sample)
+        s = self.get(sample) if lineage == self.lineage else None
         by = f"trainer:{lineage}"
-        if lineage == self.lineage and s:
-            for outcome in (r.FailStatus.RETRIED, r.FailStatus.DEAD):
-                if s.last == (outcome, by, attempt):
-                    return outcome
-            if s.state is State.TRAINING and s.lineage == lineage and s.attempt == attempt:
-                self.windows[s.window] += 1
-                s.failures += 1
-                if s.failures > self.max_retries:
-                    self._end(Event.REJECT, s, State.DEAD, reason, (r.FailStatus.DEAD, by, attempt))
-                    return r.FailStatus.DEAD
-                self._ready(Event.REJECT, s, "rejected", (r.FailStatus.RETRIED, by, attempt))
-                return r.FailStatus.RETRIED
-        self._fenced("reject")
-        return r.FailStatus.FENCED
+        if s and (before := self._outcome_before(s, by, attempt)):
+            return before
+        if not s or s.state is not State.TRAINING or (s.lineage, s.attempt) != (lineage, attempt):
+            self._fenced("reject")
+            return r.FailStatus.FENCED
+        self.windows[s.window] += 1
+        return self._failed(Event.REJECT, s, by, attempt, "rejected", reason)
 
     def requeue_dead(self, sample: str) -> r.Verdict:
         s = self.get(sample)

@@ -20,7 +20,6 @@ from unittest import mock
 
 import grpc
 
-from headrace import environment
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.audit import audit
@@ -28,7 +27,7 @@ from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import Scorer, load_reward
-from headrace.trace import Recorder
+from headrace.trace import recorder
 from headrace.v1 import sync_pb2_grpc
 from headrace.valkey_server import start_valkey
 from headrace_coordinator.driver import Driver
@@ -131,7 +130,7 @@ class SharedStack:
         reward = config.custom_reward_function
         scorer = Scorer(load_reward(reward.path, reward.name), reward.timeout_s)
         engine = Engine(config, self._engine._llm, self._stop_ids)
-        trace = Recorder(environment.trace_dir(config.trace.enable), "rollouter-0")
+        trace = recorder(config, "rollouter-0")
         worker = Worker(config, ledger, engine, scorer, _decoder(config, self._stop_ids), owner, trace)
         member = Member(config, engine, worker, owner, address, TOKEN)
         stop = asyncio.Event()
@@ -139,7 +138,7 @@ class SharedStack:
         async def beat() -> None:
             while True:
                 await ledger.run(ops.beat(owner))
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(1.0)  # the period of a beat, nothing waits for it
 
         tasks = [asyncio.create_task(run_loop(loop, Pulse(), stop)) for loop in loops]
         tasks += [asyncio.create_task(c) for c in (driver.run(), worker.run(), member.run(), beat())]

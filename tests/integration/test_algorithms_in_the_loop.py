@@ -22,6 +22,7 @@ from headrace.run_log_keys import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELE
 from headrace.runner.assets import resolve
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.single_rank import single_rank
+from tests.unit.learners import NEEDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -35,14 +36,7 @@ COMMON: dict[str, Any] = {
     "trainer": {"n_gpus_per_node": 1, "save_freq": 0, "claim_timeout_s": 120.0},
     "async_training": {"trigger_parameter_sync_step": 1},
 }
-NO_OLD: dict[str, Any] = {"async_training": {"use_rollout_log_probs": False}}
-NEEDS: dict[str, dict[str, Any]] = {
-    "gae": {"critic": {"enable": True}},
-    "tppo": {"critic": {"enable": True}},
-    "optimal_token_baseline": NO_OLD,
-    "decoupled_ppo": NO_OLD,
-}
-"""What an estimator or a loss asks for beside its name."""
+NO_OLD = NEEDS["decoupled_ppo"]
 
 MORE: dict[str, dict[str, Any]] = {
     "log-linear proximal policy": {

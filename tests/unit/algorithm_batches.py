@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from headrace.algorithms.decoupled import BehaviourFilter
 from headrace.algorithms.estimator import AdvantageInput
+from headrace.algorithms.importance_weights import effective_sample_size
 from headrace.algorithms.policy_loss import (
     PolicyLossInput,
     PolicyLossSettings,
+    policy_loss,
 )
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig
 
@@ -28,6 +30,37 @@ SETTINGS = PolicyLossSettings(
     behaviour_filter=BehaviourFilter(upper=1.3, lower=0.8, level="sequence"),
     rollout_correction=CORRECTION,
 )
+
+
+class PpoSums(NamedTuple):
+    """Of a batch, over its mask."""
+
+    loss: torch.Tensor
+    clipped: torch.Tensor
+    clipped_lower: torch.Tensor
+    kl: torch.Tensor
+
+
+def ppo_sums(
+    log_probs: torch.Tensor,
+    old: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip_c: float = 3.0,
+) -> PpoSums:
+    """The policy loss `ppo` as the trainer calls it."""
+    settings = PolicyLossSettings(clip_ratio_low=clip_low, clip_ratio_high=clip_high, clip_ratio_c=clip_c)
+    losses = policy_loss("ppo", PolicyLossInput(log_probs, old, advantages, mask, settings=settings))
+    m = losses.metrics
+    return PpoSums(
+        losses.per_token.sum(), m["clip_fraction"].sum(), m["clip_fraction_lower"].sum(), m["kl"].sum()
+    )
+
+
+def ess(log_weights: torch.Tensor) -> float:
+    return float(effective_sample_size(log_weights, torch.ones_like(log_weights)))
 
 
 def batch_of(dtype: torch.dtype = torch.float64, rows: int = 6, width: int = 7) -> dict[str, torch.Tensor]:

@@ -15,7 +15,6 @@ from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, 
 from headrace.algorithms.importance_weights import effective_sample_size, importance_weights, parse_band
 from headrace.algorithms.kl import KL_PENALTIES, kl_penalty
 from headrace.algorithms.log_probs import token_log_probs
-from headrace.algorithms.losses import ess_ratio, ppo_clip
 from headrace.algorithms.old_log_probs import choose_old, clipping_is_disabled
 from headrace.algorithms.policy_loss import (
     POLICY_LOSSES,
@@ -25,7 +24,15 @@ from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, corr
 from headrace.algorithms.shaping import has_spread, normalise_rewards
 from headrace.algorithms.value_loss import clipped_value_loss
 from headrace.algorithms.whitening import whiten
-from tests.unit.algorithm_batches import CORRECTION, SETTINGS, advantage_input, batch_of, loss_input
+from tests.unit.algorithm_batches import (
+    CORRECTION,
+    SETTINGS,
+    advantage_input,
+    batch_of,
+    ess,
+    loss_input,
+    ppo_sums,
+)
 
 torch.set_num_threads(1)
 
@@ -214,8 +221,8 @@ def test_the_rest_ignores_what_is_outside_the_mask(value: float) -> None:
     assert torch.equal(value_losses, clipped_value_loss(b["now"], b["values"], b["rewards"], mask, 0.2)[0])
     assert torch.isfinite(torch.autograd.grad(value_losses.sum(), leaf)[0]).all()
     leaf = dirty["now"].clone().requires_grad_()
-    sums = ppo_clip(leaf, dirty["old"], dirty["advantages"], mask)
-    clean = ppo_clip(b["now"], b["old"], b["advantages"], mask)
+    sums = ppo_sums(leaf, dirty["old"], dirty["advantages"], mask)
+    clean = ppo_sums(b["now"], b["old"], b["advantages"], mask)
     for name in ("loss", "clipped", "clipped_lower", "kl"):
         assert torch.equal(getattr(sums, name), getattr(clean, name)), name
     assert torch.isfinite(torch.autograd.grad(sums.loss, leaf)[0]).all()
@@ -285,14 +292,14 @@ def test_clamped_weights_hide_the_collapse() -> None:
     metrics = importance_weights(log_weights, mask, "token", parse_band(2.0)).metrics
     assert metrics["rollout_is_eff_sample_size"] > 0.98
     assert metrics["rollout_is_ess_untruncated"] < 0.011
-    torch.testing.assert_close(ess_ratio(log_weights[0]), metrics["rollout_is_ess_untruncated"])
+    assert ess(log_weights[0]) == pytest.approx(float(metrics["rollout_is_ess_untruncated"]))
 
 
 def test_the_sample_size_survives_weights_beyond_floating_point() -> None:
     log_weights = torch.tensor([[500.0, 500.0, -math.inf, 0.0]])
     assert effective_sample_size(log_weights, torch.ones(1, 4)).item() == pytest.approx(0.5)
     assert effective_sample_size(log_weights, torch.zeros(1, 4)).item() == 1.0
-    assert ess_ratio(torch.zeros(0)).item() == 1.0
+    assert ess(torch.zeros(0)) == 1.0
 
 
 # ---- 7. version stamps ----

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.algorithms.advantages import grpo
-from headrace.algorithms.log_probs import token_log_probs
-from headrace.algorithms.losses import LOG_RATIO_LIMIT, ess_ratio, ppo_clip, token_mean_scale
+from headrace.algorithms.aggregation import Denominators, aggregate, count
+from headrace.algorithms.log_probs import LOG_RATIO_LIMIT, token_log_probs
+from tests.unit.algorithm_batches import ess, ppo_sums
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data" / "algorithms_core.json").read_text()
@@ -85,9 +86,9 @@ def test_ppo_clip_is_what_verl_computes(name: str) -> None:
     old = f64(BATCH["rollout_log_probs" if name == "old_is_rollout" else "old_log_probs"])
     advantages = f64(VECTORS["loss_advantages"])[:, None].expand_as(old)
     mask = f64(BATCH["response_mask"])
-    result = ppo_clip(log_probs, old, advantages, mask, **options)
+    result = ppo_sums(log_probs, old, advantages, mask, **options)
     tokens = float(mask.sum())
-    (result.loss * token_mean_scale(tokens, 1)).backward()
+    (result.loss / tokens).backward()
     assert float(result.loss.detach()) / tokens == pytest.approx(expected["loss"], rel=1e-6, abs=1e-6)
     torch.testing.assert_close(log_probs.grad, f64(expected["grad"]) * mask, **NEAR)
     metrics = expected["metrics"]
@@ -118,7 +119,7 @@ def test_the_vectors_tell_the_settings_apart() -> None:
 )
 def test_ppo_clip_by_hand(ratio: float, advantage: float, loss: float, slope: float) -> None:
     log_probs = f64([[math.log(ratio) - 1.0]]).requires_grad_()
-    result = ppo_clip(log_probs, f64([[-1.0]]), f64([[advantage]]), f64([[1.0]]), 0.2, 0.28, 3.0)
+    result = ppo_sums(log_probs, f64([[-1.0]]), f64([[advantage]]), f64([[1.0]]), 0.2, 0.28, 3.0)
     result.loss.backward()
     assert float(result.loss.detach()) == pytest.approx(loss)
     assert log_probs.grad is not None
@@ -127,7 +128,7 @@ def test_ppo_clip_by_hand(ratio: float, advantage: float, loss: float, slope: fl
 
 def test_metrics_carry_no_gradient() -> None:
     log_probs = f64([[-1.0]]).requires_grad_()
-    result = ppo_clip(log_probs, f64([[-1.0]]), f64([[1.0]]), f64([[1.0]]))
+    result = ppo_sums(log_probs, f64([[-1.0]]), f64([[1.0]]), f64([[1.0]]))
     assert result.loss.requires_grad
     metrics = (result.clipped, result.clipped_lower, result.kl)
     assert [m.requires_grad for m in metrics] == [False] * 3
@@ -146,7 +147,7 @@ def test_what_lies_outside_the_mask_does_not_matter(junk: float, where: str) -> 
 
     def run() -> tuple[list[float], list[float]]:
         log_probs = tensors["log_probs"].clone().requires_grad_()
-        r = ppo_clip(log_probs, tensors["old_log_probs"], tensors["advantages"], mask)
+        r = ppo_sums(log_probs, tensors["old_log_probs"], tensors["advantages"], mask)
         r.loss.backward()
         assert log_probs.grad is not None
         values = [float(x.detach()) for x in (r.loss, r.clipped, r.clipped_lower, r.kl)]
@@ -159,13 +160,14 @@ def test_what_lies_outside_the_mask_does_not_matter(junk: float, where: str) -> 
 
 def test_a_fully_masked_batch_is_zero() -> None:
     log_probs = f64([[-math.inf, -1.0]]).requires_grad_()
-    result = ppo_clip(log_probs, f64([[-1.0, -math.inf]]), f64([[1.0, -1.0]]), f64([[0.0, 0.0]]))
+    result = ppo_sums(log_probs, f64([[-1.0, -math.inf]]), f64([[1.0, -1.0]]), f64([[0.0, 0.0]]))
     assert [float(x.detach()) for x in (result.loss, result.clipped, result.kl)] == [0.0, 0.0, 0.0]
-    assert math.isfinite(token_mean_scale(0.0, 2))
+    nothing = f64([[0.0, 0.0]])
+    assert float(aggregate("token-mean", nothing, nothing, count(nothing))) == 0.0
 
 
 def test_log_ratios_are_clamped() -> None:
-    result = ppo_clip(f64([[0.0]]), f64([[-1000.0]]), f64([[-1.0]]), f64([[1.0]]), clip_c=math.inf)
+    result = ppo_sums(f64([[0.0]]), f64([[-1000.0]]), f64([[-1.0]]), f64([[1.0]]), clip_c=math.inf)
     assert float(result.loss) == pytest.approx(math.exp(LOG_RATIO_LIMIT))
 
 
@@ -173,8 +175,10 @@ def test_log_ratios_are_clamped() -> None:
 def test_rank_losses_average_to_the_global_token_mean(ranks: list[list[int]]) -> None:
     """FSDP2 averages over ranks; whatever the cut, the result is sum / tokens."""
     values = [v for rank in ranks for v in rank]
-    scale = token_mean_scale(len(values), len(ranks))
-    averaged = sum(sum(rank) * scale for rank in ranks) / len(ranks)
+    whole = Denominators(len(values), len(ranks), data_parallel_size=len(ranks))
+    rows = [f64([[float(v) for v in rank]]) for rank in ranks]
+    shares = [float(aggregate("token-mean", row, torch.ones_like(row), whole)) for row in rows]
+    averaged = sum(shares) / len(ranks)
     assert averaged == pytest.approx(sum(values) / len(values))
 
 
@@ -182,27 +186,27 @@ def test_rank_losses_average_to_the_global_token_mean(ranks: list[list[int]]) ->
 
 
 def test_ess_by_hand() -> None:
-    assert float(ess_ratio(f64([0.3] * 5))) == pytest.approx(1.0)
-    assert float(ess_ratio(f64([math.log(1), math.log(3)]))) == pytest.approx(16 / 20)
-    assert float(ess_ratio(f64([]))) == 1.0
+    assert ess(f64([0.3] * 5)) == pytest.approx(1.0)
+    assert ess(f64([math.log(1), math.log(3)])) == pytest.approx(16 / 20)
+    assert ess(f64([])) == 1.0
 
 
 def test_ess_sees_collapse_through_no_clamp() -> None:
     """Log-weights clamped at 20 would make the two of the second line equal, and the ratio 1."""
-    assert float(ess_ratio(f64([60.0] + [0.0] * 999))) == pytest.approx(1e-3)
-    assert float(ess_ratio(f64([60.0, 30.0]))) == pytest.approx(0.5)
-    assert float(ess_ratio(f64([60.0, 60.0, 30.0, 30.0]))) == pytest.approx(0.5)
-    assert float(ess_ratio(f64([4000.0, 0.0]))) == pytest.approx(0.5), "no overflow"
+    assert ess(f64([60.0] + [0.0] * 999)) == pytest.approx(1e-3)
+    assert ess(f64([60.0, 30.0])) == pytest.approx(0.5)
+    assert ess(f64([60.0, 60.0, 30.0, 30.0])) == pytest.approx(0.5)
+    assert ess(f64([4000.0, 0.0])) == pytest.approx(0.5), "no overflow"
 
 
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=12), st.floats(-50, 50))
 def test_ess_is_a_share_and_ignores_a_common_factor(log_weights: list[float], shift: float) -> None:
     w = f64(log_weights)
-    ess = float(ess_ratio(w))
-    assert 1 / len(log_weights) - 1e-9 <= ess <= 1 + 1e-9
-    assert float(ess_ratio(w + shift)) == pytest.approx(ess, rel=1e-6)
+    share = ess(w)
+    assert 1 / len(log_weights) - 1e-9 <= share <= 1 + 1e-9
+    assert ess(w + shift) == pytest.approx(share, rel=1e-6)
     exact = w.exp().sum() ** 2 / (len(log_weights) * (w * 2).exp().sum())
-    assert ess == pytest.approx(float(exact), rel=1e-9)
+    assert share == pytest.approx(float(exact), rel=1e-9)
 
 
 # ---- log-probs ----

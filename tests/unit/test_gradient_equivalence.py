@@ -21,6 +21,7 @@ import torch
 from headrace.config import RunConfig
 from headrace.net import free_port
 from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
+from headrace_trainer.optimize import Learnable
 from tests.unit.test_weights import Children
 
 RTOL = 1e-9
@@ -105,6 +106,12 @@ def build(kind: str) -> torch.nn.Module:
     return model
 
 
+def still(model: torch.nn.Module) -> Learnable:
+    """Steps change nothing: the gradients stay to be looked at."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    return Learnable(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0))
+
+
 def samples(kind: str, only_masked: bool = False) -> list[Sample]:
     """Four groups of four: unequal lengths, temperatures and masks, ratios on both sides of the clip."""
     rng = np.random.default_rng(11)
@@ -173,9 +180,7 @@ def _rank(rank: int, pipe: Connection, port: int, world: int, work: list[tuple[s
         (rows,) = with_advantages(config(case), [samples(kind, case.only_masked)])
         if case.poison is not None:
             rows[case.poison].advantages[:] = math.nan
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        updater = Updater(config(case), model, optimizer, schedule, ranks, pad_id=0)
+        updater = Updater(config(case), still(model), ranks, pad_id=0)
         sums = UpdateSums()
         stepped = updater.step([rows[i] for i in case.ranks[rank]], sums)
         outcome = Outcome(stepped, sums.grad_norms[0], ranks.sums(sums.vector()))

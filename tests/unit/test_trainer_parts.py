@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +18,7 @@ from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import Report
 from headrace_trainer.run_log import RunLog, rank_correlation
 from headrace_trainer.weight_server import MovedOn, WeightServer
-from tests.single_rank import single_rank
 from tests.unit.test_rollouter_parts import config as run_config
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with single_rank() as found:
-        yield found
 
 
 def training(seed: int) -> Learnable:

@@ -113,6 +113,25 @@ local function to_end(s, state, reason, detail, last)
   bump(state .. ':' .. reason)
 end
 
+-- How an attempt that `by` reports as failed ended before; nil when it has not.
+local function outcome_before(s, by, attempt)
+  for _, outcome in ipairs({ 'retried', 'dead' }) do
+    if s.last == ending(outcome, by, attempt) then return outcome end
+  end
+end
+
+-- One more failure of the sample: it starts again, requeued(`requeued`), or dies of `reason`.
+local function failed(s, by, attempt, requeued, reason, detail)
+  local failures = s.failures + 1
+  call('HSET', skey(s.id), 'failures', failures)
+  if failures > num('max_retries') then
+    to_end(s, 'dead', reason, detail, ending('dead', by, attempt))
+    return { 'dead' }
+  end
+  to_ready(s, requeued, ending('retried', by, attempt))
+  return { 'retried' }
+end
+
 -- Stored replies hold ids only; payloads are read again at the replay.
 local function stored(op, by, request)
   local raw = call('GET', key('reply:' .. request))

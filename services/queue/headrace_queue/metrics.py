@@ -6,27 +6,16 @@ Counts come from the ledger, not from this process: they survive its restarts. W
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace.ledger.replies import Stats, ValStatus
+from headrace.ledger.model import Model
+from headrace.ledger.replies import Stats
 from headrace_queue.loops import Pulse
 from headrace_queue.validation import Score
-
-_EMPTY: dict[str, Any] = {
-    "dict[str, int]": defaultdict(int),
-    "str": "",
-    "bool": False,
-    "float": 0.0,
-    "ValStatus": ValStatus(-1, 0, 0, False),
-}
-"""Of the types of `Stats`."""
 
 
 class QueueCollector(Collector):
@@ -42,7 +31,7 @@ class QueueCollector(Collector):
     def described(cls) -> list[Metric]:
         """Every metric that a service can show, for the documentation."""
         collector = cls({})
-        collector.stats = Stats(**{f.name: _EMPTY.get(str(f.type), 0) for f in fields(Stats)})
+        collector.stats = Model().stats()  # of a ledger without samples
         return list(collector.collect())
 
     def collect(self) -> Iterator[Metric]:

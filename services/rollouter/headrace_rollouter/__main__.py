@@ -28,7 +28,7 @@ from headrace.redis_connect import connect_async
 from headrace.reward import RewardError, Scorer, load_reward
 from headrace.startup import until_configured
 from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
-from headrace.trace import Recorder
+from headrace.trace import recorder
 from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine, EngineFailed, eos_token_ids
 from headrace_rollouter.health import build_app
@@ -64,11 +64,7 @@ class Rollouter:
         self.engine = await Engine.start(config, stop_ids)
         log.info("engine loaded", extra={"seconds": round(time.monotonic() - began, 1)})
         _write_engine_file()
-        trace = Recorder(
-            environment.trace_dir(config.trace.enable),
-            f"rollouter-{self.args.replica}",
-            max_events=config.trace.max_events,
-        )
+        trace = recorder(config, f"rollouter-{self.args.replica}")
         self.worker = Worker(config, ledger, self.engine, scorer, decode, self.incarnation, trace)
         self.member = Member(
             config,

@@ -182,11 +182,11 @@ class Worker:
     # -- one sample ------------------------------------------------------------------------------
 
     async def _sample(self, item: Taken) -> None:
-        with self._sample_lanes.slice("sample", sample_id=item.sample_id, version=self.version) as found:
-            found["partial"] = await self._whole_sample(item)
+        with self._sample_lanes.slice("sample", sample_id=item.sample_id, version=self.version) as shown:
+            await self._whole_sample(item, shown)
 
-    async def _whole_sample(self, item: Taken) -> bool:
-        """From take to finish. Returns whether it carries tokens of several versions."""
+    async def _whole_sample(self, item: Taken, shown: dict[str, object]) -> None:
+        """From take to finish. `shown`: what the timeline tells about the sample."""
         began = time.monotonic()
         try:
             prompt = decode_prompt(item.prompt)
@@ -196,27 +196,27 @@ class Worker:
             self._oldest[item.sample_id] = min([self.version, *(v[0] for t in group if (v := t.versions))])
         except WireError as error:
             await self._fail(item, "malformed", str(error))
-            return False
+            return
         try:
             group = await self._generate_group(prompt, group, item.failures)
         except TimeoutError:
             await self._fail(item, "timeout", f"no finish within {self._config.rollout.sample_timeout_s:g} s")
-            return False
+            return
         except (
             Exception
         ) as error:  # the engine refused this request: the sample's fault until proven otherwise
             await self._engine.check()  # a dead engine is not the sample's fault: raises, the owner expires
             await self._fail(item, "generation_error", _trace(error))
-            return False
+            return
         if any(t.finish_reason is FinishReason.UNFINISHED for t in group):
             await self._let_go(item, group)
-            return False
+            return
         generated = time.monotonic()
         try:
             await self._score(prompt, group)
         except Exception as error:  # user code: RewardError, and whatever else it manages to raise
             await self._fail(item, "reward_error", _trace(error))
-            return False
+            return
         await self.trusted.wait()
         baseline = group.pop().reward if self._config.has_greedy_baseline else None
         sample = Sample(
@@ -228,6 +228,7 @@ class Worker:
             time.monotonic() - generated,
             baseline,
         )
+        shown["partial"] = sample.span > 0
         verdict = await self._ledger.run(
             ops.finish(
                 self._owner,
@@ -242,10 +243,9 @@ class Worker:
         if verdict is Verdict.FENCED:
             log.warning("finish refused", extra={"sample": item.sample_id, "attempt": item.attempt})
             metrics.FENCED.inc()
-            return False
+            return
         self.samples_finished += 1
         metrics.SAMPLES.inc()
-        return sample.span > 0
 
     @property
     def target_sequences(self) -> int:

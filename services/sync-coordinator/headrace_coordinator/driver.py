@@ -10,12 +10,11 @@ import asyncio
 import logging
 import time
 
-from headrace import environment
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import CommitStatus, Stats
-from headrace.trace import Recorder
+from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
 from headrace_coordinator import session as s
@@ -45,9 +44,7 @@ class Driver:
         self._manifest: pb.Manifest | None = None
         self._expelled: set[str] = set()
         self._wake = asyncio.Event()
-        self._trace = Recorder(
-            environment.trace_dir(config.trace.enable), "coordinator", max_events=config.trace.max_events
-        )
+        self._trace = recorder(config, "coordinator")
 
     async def recover(self) -> None:
         """Take the next term and read what the ledger knows. The first act of every start."""

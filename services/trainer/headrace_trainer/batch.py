@@ -40,8 +40,6 @@ class Batch:
     """All samples of the batch, in order of training."""
     mini: list[list[Sample]]
     """Per mini-batch the samples of this rank."""
-    wait_s: float
-    """Seconds in which rank 0 waited for samples."""
 
     def remove(self, ids: Collection[str]) -> None:
         """Leave out samples that were not trained."""
@@ -66,7 +64,6 @@ class Batches:
 
         Raises Stopped or ClaimFailed, on every rank alike.
         """
-        began = time.monotonic()
         want = self._config.samples_per_update
         claimed: list[Claimed] = []
         decoded: dict[str, Sample] = {}
@@ -86,14 +83,13 @@ class Batches:
             items = order(items, self._config.rule.max_required == self._config.rule.window)
             cut = mini_batches(items, self._config.actor.ppo_mini_batch_size)
             shares = [assign(mini, self._ranks.world_size)[self._ranks.rank] for mini in cut]
-            wait_s = time.monotonic() - began
             mine = [i.sample_id for share in shares for i in share]
             bad = self._read(mine, decoded)
             flat = [] if bad else self._drop_flat_groups([decoded[i] for i in mine])
             filtered += len(flat)
             if not bad and not flat:
                 mini = [[decoded[i.sample_id] for i in share] for share in shares]
-                return Batch(items, mini, wait_s)
+                return Batch(items, mini)
             self._bury(bad)
             claimed = [c for c in claimed if c.sample_id not in bad and c.sample_id not in flat]
             self._check_refills(filtered, want)

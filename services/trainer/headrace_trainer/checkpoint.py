@@ -86,6 +86,11 @@ def _is_saved(checkpoint: Path, progress: Progress) -> bool:
     return (there.lineage, there.step, there.version) == (progress.lineage, progress.step, progress.version)
 
 
+def _key(part: str, what: str) -> str:
+    """In a checkpoint's state; the policy's stands at the top."""
+    return what if part == "policy" else f"{part}/{what}"
+
+
 class Checkpoints:
     def __init__(
         self,
@@ -101,16 +106,13 @@ class Checkpoints:
         self._ranks = ranks
 
     def _state(self) -> dict[str, Any]:
-        """Sharded, and where `dcp.load` writes to. The policy's stands at the top."""
+        """Sharded, and where `dcp.load` writes to."""
         out: dict[str, Any] = {}
         for name, part in self._parts.items():
             model_state, optimizer_state = get_state_dict(part.model, part.optimizer)
-            prefix = "" if name == "policy" else f"{name}/"
-            out |= {
-                f"{prefix}model": model_state,
-                f"{prefix}optimizer": optimizer_state,
-                f"{prefix}schedule": part.schedule.state_dict(),
-            }
+            out[_key(name, "model")] = model_state
+            out[_key(name, "optimizer")] = optimizer_state
+            out[_key(name, "schedule")] = part.schedule.state_dict()
         return out
 
     def save(self, progress: Progress) -> Path:
@@ -149,14 +151,13 @@ class Checkpoints:
         except dcp.api.CheckpointException as error:
             raise ValueError(f"{checkpoint} does not fit this run: {error}") from error
         for name, part in self._parts.items():
-            prefix = "" if name == "policy" else f"{name}/"
             set_state_dict(
                 part.model,
                 part.optimizer,
-                model_state_dict=state[f"{prefix}model"],
-                optim_state_dict=state[f"{prefix}optimizer"],
+                model_state_dict=state[_key(name, "model")],
+                optim_state_dict=state[_key(name, "optimizer")],
             )
-            part.schedule.load_state_dict(state[f"{prefix}schedule"])
+            part.schedule.load_state_dict(state[_key(name, "schedule")])
         log.info("checkpoint loaded", extra={"path": str(checkpoint), "step": progress.step})
         return progress
 

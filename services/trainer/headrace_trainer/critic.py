@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from headrace.algorithms.aggregation import Denominators, aggregate
+from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.value_loss import clipped_value_loss
 from headrace.config import RunConfig
 from headrace_trainer.optimize import Learnable, learnable
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.rows import Row, in_micro_batches, pad_rows
 from headrace_trainer.sharding import reshard, shard
+from headrace_trainer.sums import TokenSums, denominators
 
 log = logging.getLogger("headrace.trainer.critic")
 
@@ -51,10 +52,9 @@ def load_value_model(config: RunConfig) -> ValueModel:
 
 
 @dataclass
-class ValueSums:
-    """Sums over tokens of this rank, for the metrics of one local update."""
+class ValueSums(TokenSums):
+    """Of the critic; the metrics of one local update."""
 
-    tokens: float = 0.0
     loss: float = 0.0
     clipped: float = 0.0
     values: float = 0.0
@@ -63,12 +63,6 @@ class ValueSums:
     squared_returns: float = 0.0
     grad_norms: list[float] = field(default_factory=list)
     skipped: int = 0
-
-    def vector(self) -> list[float]:
-        return [
-            self.tokens, self.loss, self.clipped, self.values, self.squared_error, self.returns,
-            self.squared_returns,
-        ]  # fmt: skip
 
 
 class Critic:
@@ -96,9 +90,7 @@ class Critic:
     def step(self, rows: Sequence[Row], sums: ValueSums) -> bool:
         """One optimizer step towards the rows' returns; all ranks together. False when it was skipped."""
         c = self._config
-        counts = [int(row.trajectory.loss_mask.sum()) for row in rows]
-        tokens, sequences = self._ranks.sums([float(sum(counts)), float(sum(n > 0 for n in counts))])
-        whole = Denominators(tokens, sequences, float(c.data.max_response_length), self._ranks.world_size)
+        whole = denominators(rows, c.data.max_response_length, self._ranks)
         self.part.optimizer.zero_grad(set_to_none=True)
         for chosen in in_micro_batches(rows, self._limit, self._ranks):
             batch = pad_rows(chosen, self._pad_id, self._ranks.device, self.part.dtype)
@@ -125,17 +117,17 @@ class Critic:
         return False
 
 
-def value_metrics(total: Sequence[float], sums: ValueSums, learning_rate: float) -> dict[str, float]:
-    """Run log keys from `ValueSums.vector` summed over the ranks."""
-    tokens, loss, clipped, values, error, returns, squared = total
-    n = max(tokens, 1.0)
-    variance = squared / n - (returns / n) ** 2
+def value_metrics(sums: ValueSums, ranks: Ranks, learning_rate: float) -> dict[str, float]:
+    """Run log keys of the critic's part of an update. Collective."""
+    t = sums.over(ranks)
+    n = max(t.tokens, 1.0)
+    variance = t.squared_returns / n - (t.returns / n) ** 2
     return {
-        "critic/vf_loss": loss / n,
-        "critic/vf_clipfrac": clipped / n,
-        "critic/values/mean": values / n,
-        "critic/returns/mean": returns / n,
-        "critic/vf_explained_var": 1.0 - error / n / variance if variance > 1e-12 else 0.0,
+        "critic/vf_loss": t.loss / n,
+        "critic/vf_clipfrac": t.clipped / n,
+        "critic/values/mean": t.values / n,
+        "critic/returns/mean": t.returns / n,
+        "critic/vf_explained_var": 1.0 - t.squared_error / n / variance if variance > 1e-12 else 0.0,
         "critic/grad_norm": sums.grad_norms[-1] if sums.grad_norms else 0.0,
         "critic/skipped_steps": sums.skipped,
         "critic/lr": learning_rate,

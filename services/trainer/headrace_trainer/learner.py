@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -41,6 +40,8 @@ class Learned:
     """Mini-batches that the policy's optimizer was offered."""
     stepped: int
     """Steps it took."""
+    critic_stepped: int = 0
+    """Steps that the critic's optimizer took."""
     rejected: dict[str, str] = field(default_factory=dict)
     """Sample id -> why it must not count as trained."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -55,9 +56,7 @@ class Learner:
         self._ranks = ranks
         self.model = load_policy(config, ranks)
         self.policy: Learnable = learnable(self.model, config.actor.optim)
-        self._updater = Updater(
-            config, self.model, self.policy.optimizer, self.policy.schedule, ranks, pad_id
-        )
+        self._updater = Updater(config, self.policy, ranks, pad_id)
         self._critic: Critic | None = None
         if config.critic.enable:
             self._critic = Critic(config, load_value_model(config), ranks, pad_id)
@@ -80,6 +79,11 @@ class Learner:
         """What the adaptive controller has made of the coefficient; None where the configuration says it."""
         a = self._config.algorithm
         return self.kl_coef if a.use_kl_in_reward and a.kl_ctrl.type == "adaptive" else None
+
+    def is_stuck(self, learned: Learned) -> bool:
+        """Whether a model that was to learn from this update took no step at all."""
+        policy = learned.optimizer_steps > 0 and not learned.stepped
+        return policy or (self._critic is not None and not learned.critic_stepped)
 
     def resumed(self, updates: int, kl_coef: float | None) -> None:
         """What a checkpoint remembers beside the models."""
@@ -166,12 +170,11 @@ class Learner:
         for mini in rows:
             kept = [row for row in mini if row.prompt.sample_id not in learned.rejected]
             if self._ranks.largest(len(kept)):
-                critic.step(kept, sums)
-        total = self._ranks.sums(sums.vector())
-        learned.metrics |= value_metrics(total, sums, critic.part.learning_rate)
+                learned.critic_stepped += critic.step(kept, sums)
+        learned.metrics |= value_metrics(sums, self._ranks, critic.part.learning_rate)
 
     def _control_kl(self, kl: BatchKl | None, learned: Learned) -> None:
-        if kl is None or not math.isfinite(kl.mean):
+        if kl is None:
             return
         learned.metrics |= {"actor/reward_kl_penalty": kl.mean, "actor/reward_kl_penalty_coeff": self.kl_coef}
         c = self._config.algorithm.kl_ctrl

@@ -13,14 +13,19 @@ from headrace_trainer.sharding import shard
 
 def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
     """The model with float32 master weights, sharded over all ranks; computes in `model.dtype`."""
+    torch.manual_seed(config.seed)
+    return shard(causal_lm(config, config.model.path, torch.float32), config.model.dtype, ranks)
+
+
+def causal_lm(config: RunConfig, path: str, dtype: torch.dtype) -> torch.nn.Module:
+    """A language model on this host, whole."""
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(config.seed)
-    model = AutoModelForCausalLM.from_pretrained(
-        config.model.path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, trust_remote_code=config.model.trust_remote_code
     )
-    model.config.use_cache = False
-    return shard(model, config.model.dtype, ranks)
+    model.config.use_cache = False  # type: ignore[union-attr]
+    return model
 
 
 def export_model(config: RunConfig, state: dict[str, torch.Tensor], out: Path) -> None:

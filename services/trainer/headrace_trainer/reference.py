@@ -8,6 +8,7 @@ import torch
 
 from headrace.algorithms.log_probs import token_log_probs
 from headrace.config import RunConfig
+from headrace_trainer.policy import causal_lm
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.rows import Row, in_micro_batches, pad_rows
 from headrace_trainer.sharding import reshard, shard
@@ -36,11 +37,5 @@ class Reference:
 
 
 def load_reference(config: RunConfig) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    dtype: torch.dtype = getattr(torch, config.model.dtype)
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        config.ref.path or config.model.path, dtype=dtype, trust_remote_code=config.model.trust_remote_code
-    )
-    model.config.use_cache = False  # type: ignore[union-attr]
-    return model
+    """`ref.path`, or the policy before training, in the compute dtype."""
+    return causal_lm(config, config.ref.path or config.model.path, getattr(torch, config.model.dtype))

@@ -16,7 +16,7 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
-from headrace.trace import Recorder
+from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import metrics
 from headrace_trainer.batch import Batch
@@ -24,6 +24,7 @@ from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog, spread, staleness_metrics
+from headrace_trainer.update import UpdateSums
 
 WAITS = ("gen_wait", "wait_prev_gen")
 """Phases in which the trainer waits for samples."""
@@ -37,8 +38,7 @@ class Report:
         self._ledger = ledger
         self._ranks = ranks
         self._log = RunLog(run_dir) if ranks.is_first else None
-        where = run_dir if config.trace.enable else None
-        self._trace = Recorder(where, f"trainer-{ranks.rank}", max_events=config.trace.max_events)
+        self._trace = recorder(config, f"trainer-{ranks.rank}")
         self._started = time.monotonic()
         self._wall_before = 0.0
         self._row_began = self._mark = self._started
@@ -132,7 +132,7 @@ class Report:
             self._mark = time.monotonic()
             return
         with self.phase("report"):
-            total = self._ranks.sums(learned.sums.vector())
+            total = learned.sums.over(self._ranks)
             mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
             facts = self._ranks.gather_all(
                 {
@@ -150,7 +150,7 @@ class Report:
         samples = len(batch.items)
         stale = sum(window - i.min_version > 0 for i in batch.items)
         spans = [s for f in facts for s in f["spans"]]
-        p.tokens += int(total[0])
+        p.tokens += int(total.tokens)
         p.trajectories += samples * self._config.rollout.n
         p.stale_samples += stale
         p.stale_trajectories += stale * self._config.rollout.n
@@ -180,14 +180,14 @@ class Report:
         batch: Batch,
         p: Progress,
         learned: Learned,
-        total: list[float],
+        total: UpdateSums,
         facts: list[dict[str, Any]],
         stats: Stats,
         step_s: float,
         lr: float,
     ) -> dict[str, Any]:
-        tokens, loss, clipped, lower, kl, k3, entropy, weight, squared, old_kl, reference, masked = total
-        tokens, sums = max(tokens, 1.0), learned.sums
+        tokens, squared = max(total.tokens, 1.0), total.weight_squared
+        grad_norms = learned.sums.grad_norms
         rewards = [r for f in facts for r in f["rewards"]]
         lengths = [n for f in facts for n in f["lengths"]]
         samples = len(batch.items)
@@ -219,21 +219,23 @@ class Report:
             "perf/samples_per_s": samples / step_s,
             "perf/tokens_per_s": tokens / step_s,
             "perf/steps_per_hour": 3600.0 / step_s,
-            "actor/pg_loss": loss / tokens,
-            "actor/pg_clipfrac": clipped / tokens,
-            "actor/pg_clipfrac_lower": lower / tokens,
-            "actor/ppo_kl": old_kl / tokens,
-            "actor/entropy": entropy / tokens,
-            "actor/grad_norm": sums.grad_norms[-1] if sums.grad_norms else 0.0,
+            "actor/pg_loss": total.loss / tokens,
+            "actor/pg_clipfrac": total.clipped / tokens,
+            "actor/pg_clipfrac_lower": total.clipped_lower / tokens,
+            "actor/ppo_kl": total.old_kl / tokens,
+            "actor/entropy": total.entropy / tokens,
+            "actor/grad_norm": grad_norms[-1] if grad_norms else 0.0,
             "actor/skipped_steps": self._skipped,
             "queue/rejected": self._rejected,
             "actor/lr": lr,
-            "rollout_corr/ess": weight * weight / (tokens * squared) if squared > 0 else 1.0,
-            "rollout_corr/kl": kl / tokens,
-            "rollout_corr/k3_kl": k3 / tokens,
+            "rollout_corr/ess": total.weight**2 / (tokens * total.weight_squared)
+            if total.weight_squared > 0
+            else 1.0,
+            "rollout_corr/kl": total.kl / tokens,
+            "rollout_corr/k3_kl": total.k3 / tokens,
             "rollout_corr/chi2_token": squared / tokens - 1.0,
-            "rollout_corr/ppl_ratio": math.exp(min(kl / tokens, 20.0)),
-            "rollout_corr/masked_fraction": masked / tokens,
+            "rollout_corr/ppl_ratio": math.exp(min(total.kl / tokens, 20.0)),
+            "rollout_corr/masked_fraction": total.masked / tokens,
             **spread(rewards, "reward"),
             "response_length/mean": sum(lengths) / len(lengths),
             "response_length/max": max(lengths),
@@ -245,7 +247,7 @@ class Report:
             **self._sync,
         }
         if self._config.actor.use_kl_loss:
-            row["actor/kl_loss"] = reference / tokens
+            row["actor/kl_loss"] = total.reference_kl / tokens
             row["actor/kl_coef"] = self._config.actor.kl_loss_coef
         if self._idle is not None:
             row["rollouter/idle_ratio"] = self._idle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from headrace.algorithms.aggregation import Denominators, aggregate
 from headrace.algorithms.decoupled import BehaviourFilter, approximate_proximal
 from headrace.algorithms.entropy import token_entropy
 from headrace.algorithms.kl import kl_penalty
-from headrace.algorithms.log_probs import LOG_RATIO_LIMIT, sum_pi_squared, token_log_probs
+from headrace.algorithms.log_probs import sum_pi_squared, token_log_probs
 from headrace.algorithms.policy_loss import (
     PolicyLossInput,
     PolicyLossSettings,
@@ -30,9 +30,14 @@ from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.rows import Row, Rows, in_micro_batches, pad_rows
 from headrace_trainer.sharding import reshard
+from headrace_trainer.sums import TokenSums, denominators
 from headrace_trainer.window_start import WindowStart
 
 log = logging.getLogger("headrace.trainer.update")
+
+
+_WEIGHT_LIMIT = 300.0
+"""Of log-ratios in metrics: squared weights still fit into a float64."""
 
 
 def loss_settings(actor: ActorConfig, correction: RolloutCorrectionConfig) -> PolicyLossSettings:
@@ -53,10 +58,9 @@ def loss_settings(actor: ActorConfig, correction: RolloutCorrectionConfig) -> Po
 
 
 @dataclass
-class UpdateSums:
-    """Sums over tokens of this rank, for the metrics of one local update."""
+class UpdateSums(TokenSums):
+    """Of the policy; the metrics of one local update."""
 
-    tokens: float = 0.0
     loss: float = 0.0
     clipped: float = 0.0
     clipped_lower: float = 0.0
@@ -77,42 +81,18 @@ class UpdateSums:
     offenders: list[str] = field(default_factory=list)
     """Samples, of all ranks, whose log-probs, advantages or losses were not finite."""
 
-    def add(self, other: UpdateSums) -> None:
-        """The sums over tokens of `other` on top."""
-        for f in fields(self):
-            if f.type == "float":
-                setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
-
-    def vector(self) -> list[float]:
-        return [
-            self.tokens,
-            self.loss,
-            self.clipped,
-            self.clipped_lower,
-            self.kl,
-            self.k3,
-            self.entropy,
-            self.weight,
-            self.weight_squared,
-            self.old_kl,
-            self.reference_kl,
-            self.masked,
-        ]
-
 
 class Updater:
     def __init__(
         self,
         config: RunConfig,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedule: torch.optim.lr_scheduler.LRScheduler,
+        part: Learnable,
         ranks: Ranks,
         pad_id: int,
     ) -> None:
         self._config = config
-        self._part = Learnable(model, optimizer, schedule)
-        self._model = model
+        self._part = part
+        self._model = part.model
         self._ranks = ranks
         self._pad_id = pad_id
         for module in config.algorithm.modules:
@@ -128,9 +108,8 @@ class Updater:
             rollout_token_veto_threshold=c.rollout_token_veto_threshold,
         )
         self._settings = loss_settings(actor, self._correction)
-        wanted = any((c.rollout_is, c.rollout_rs, c.rollout_token_veto_threshold))
-        self._corrects = wanted and actor.policy_loss not in BYPASS_LOSSES
-        self._window_start = WindowStart(model) if config.recomputes_old else None
+        self._corrects = c.is_set and actor.policy_loss not in BYPASS_LOSSES
+        self._window_start = WindowStart(part.model) if config.recomputes_old else None
 
     def begin_window(self) -> None:
         """The live parameters are those of the snapshot that was just written."""
@@ -171,10 +150,7 @@ class Updater:
         `optimizer_steps`: how many there were before. False when something was not finite: the step is
         skipped, on every rank alike, and `sums.offenders` names the samples it came from.
         """
-        counts = [int(row.trajectory.loss_mask.sum()) for row in rows]
-        tokens, sequences = self._ranks.sums([float(sum(counts)), float(sum(n > 0 for n in counts))])
-        horizon = float(self._config.data.max_response_length)
-        whole = Denominators(tokens, sequences, horizon, self._ranks.world_size)
+        whole = denominators(rows, self._config.data.max_response_length, self._ranks)
         self._part.optimizer.zero_grad(set_to_none=True)
         found = UpdateSums()  # a step that is skipped counts nothing
         offenders: list[str] = []
@@ -269,8 +245,9 @@ class Updater:
         sums.clipped += float(losses.metrics.get("clip_fraction", none).sum())
         sums.clipped_lower += float(losses.metrics.get("clip_fraction_lower", none).sum())
         sums.entropy += float(entropy[on].sum())
+        # Not the losses' clamp: it would make collapsed weights equal, and the effective sample size hide it.
         log_ratio = (log_probs - batch.behaviour_log_probs)[on].double()
-        log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        log_ratio = log_ratio.clamp(-_WEIGHT_LIMIT, _WEIGHT_LIMIT)
         weights = log_ratio.exp()
         sums.kl += float(-log_ratio.sum())
         sums.old_kl += float((batch.old_log_probs - log_probs)[on].double().sum())

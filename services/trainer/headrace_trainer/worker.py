@@ -201,14 +201,13 @@ class Trainer:
         self._keep_canary(batch)
 
     def _count_skipped(self, learned: Learned) -> None:
-        """Raises NotFinite when updates in a row had nothing finite: going on would only use up samples."""
-        skipped = learned.optimizer_steps > 0 and not learned.stepped
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        """Raises NotFinite when updates in a row taught nothing: going on would only use up samples."""
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.learner.is_stuck(learned) else 0
         if self._skipped_in_a_row >= self.config.trainer.max_skipped_updates:
             raise NotFinite(
                 f"{self._skipped_in_a_row} local updates in a row were not finite "
-                "(trainer.max_skipped_updates): the policy itself is broken; lower actor.optim.lr or "
-                "actor.optim.grad_clip, and start again from an older checkpoint"
+                "(trainer.max_skipped_updates): the policy or the critic is broken; lower lr or grad_clip "
+                "of actor.optim or critic.optim, and start again from an older checkpoint"
             )
 
     def _check_gap(self, batch: Batch) -> None:
