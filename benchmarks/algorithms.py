@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import ROOT, finished_run, rows_of, slug, summary_of
+from benchmarks.runs import ROOT, finished_run, grouped, rows_of, slug, spread, summary_of
 
 CURVES = {
     "GRPO": [],
@@ -104,18 +104,6 @@ def area(scores: list[list[float]]) -> float:
     """Mean held-out score over the run: the area under the curve, over its width."""
     parts = [(b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(scores)]
     return sum(parts) / (scores[-1][0] - scores[0][0])
-
-
-def spread(values: list[float]) -> str:
-    """Mean and range over the seeds."""
-    return f"{statistics.fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
-def grouped(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    out: dict[str, list[dict[str, Any]]] = {}
-    for r in results:
-        out.setdefault(r["name"], []).append(r)
-    return out
 
 
 def table(results: list[dict[str, Any]]) -> str:

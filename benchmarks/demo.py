@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.runs import ROOT, finished_run, rows_of, summary_of
+
 GAIN_WANTED = 0.25
 MEMORY_GROWTH_WANTED = 1.05
 LEDGER_KIB_PER_SAMPLE = 2.0
@@ -26,26 +25,12 @@ LEDGER_KIB_PER_SAMPLE = 2.0
 
 def run_demo(seed: int, overrides: list[str]) -> Path:
     """One run; returns its directory."""
-    name = f"bench-demo-seed{seed}"
-    directory = ROOT / "runs" / name
-    if directory.exists():
-        shutil.rmtree(directory)
-    command = [
-        sys.executable,
-        "-m",
-        "headrace.cli.main",
-        "run",
-        "configs/demo.yaml",
-        f"name={name}",
-        f"seed={seed}",
-    ]
-    subprocess.run([*command, *overrides], cwd=ROOT, check=True)
-    return directory
+    words = ["configs/demo.yaml", f"seed={seed}", *overrides]
+    return finished_run(f"bench-demo-seed{seed}", words, fresh=True, show=True)
 
 
 def read(directory: Path, seed: int, wall_s: float) -> dict[str, Any]:
-    summary = json.loads((directory / "summary.json").read_text())
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    summary, rows = summary_of(directory), rows_of(directory)
     first, last = summary["eval"][0], summary["eval"][-1]
     return {
         "seed": seed,

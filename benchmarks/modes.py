@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import ROOT, finished_run, rows_of, slug, summary_of
+from benchmarks.runs import ROOT, finished_run, grouped, rows_of, slug, spread, summary_of
 
 BOUND = ["trainer.cpus=[0]", "rollout.cpus=[1]"]
 BOTH_CORES = ["trainer.n_gpus_per_node=2", "rollout.replicas=2"]
@@ -95,6 +95,7 @@ def measure(name: str, mode: str, seed: int, extra: list[str], fresh: bool) -> d
         "name": name,
         "seed": seed,
         "balanced": summary["balanced"],
+        "requeued": summary["ledger"]["requeued"],
         "samples": samples,
         "total_s": total,
         "timing_s": {
@@ -114,13 +115,6 @@ def measure(name: str, mode: str, seed: int, extra: list[str], fresh: bool) -> d
         "ess": statistics.fmean(r["rollout_corr/ess"] for r in rows),
         "scores": scores,
     }  # fmt: skip
-
-
-def grouped(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    out: dict[str, list[dict[str, Any]]] = {}
-    for r in results:
-        out.setdefault(r["name"], []).append(r)
-    return out
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -149,10 +143,10 @@ def table(results: list[dict[str, Any]]) -> str:
             f"| {name} | {mean('timing_s', 'step'):.2f} s | {mean('timing_s', 'gen_wait'):.2f} "
             f"| {mean('timing_s', 'wait_prev_gen'):.2f} | {mean('timing_s', 'update_actor'):.2f} "
             f"| {mean('timing_s', 'param_sync'):.2f} | {mean('total_s'):.0f} s "
-            f"| {statistics.fmean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
+            f"| {spread(ratios, 2)} "
             f"| {mean('idle', 'trainer'):.0%} | {mean('idle', 'rollouter'):.0%} | {mean('stale_ratio'):.0%} "
             f"| {mean('partial_ratio'):.0%} | {max(r['largest_gap'] for r in runs)} | {mean('ess'):.3f} "
-            f"| {statistics.fmean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f}) |"
+            f"| {spread(ends)} |"
         )
     starts = statistics.fmean(r["scores"][0][1] for r in results)
     some = results[0]
@@ -163,6 +157,12 @@ def table(results: list[dict[str, Any]]) -> str:
         f"before training: {starts:.3f}. Response length: mean {some['length']['mean']:.1f}, largest "
         f"{some['length']['max']}.",
     ]
+    hurt = [f"{r['name']} (seed {r['seed']}): {r['requeued']} samples" for r in results if r["requeued"]]
+    if hurt:
+        lines += [
+            "",
+            "Samples started again, so a part died and these times are not the mode's: " + ", ".join(hurt),
+        ]
     return "\n".join(lines) + "\n"
 
 
