@@ -73,8 +73,6 @@ def resolve(uri: str, cache_dir: Path, seed: int, progress: Progress | None = No
 
     Raises ValueError, before anything is built, when the URI is not one of `KNOWN_URIS`.
     """
-    task_of(uri)
-    task, select = _ASSETS[uri]
-    if task is SPELL_BACKWARD:
-        return select(prepare(cache_dir, seed, progress))
+    task = task_of(uri)
+    _, select = _ASSETS[uri]
     return select(prepare(cache_dir, seed, progress, task=task))

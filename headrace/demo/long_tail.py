@@ -181,42 +181,13 @@ def write_rows(path: Path, questions: Iterable[str], split: str) -> None:
 
 
 def build_tokenizer() -> "PreTrainedTokenizerFast":
-    """A fast Hugging Face tokenizer over `TOKENS`, made as `spell_backward.build_tokenizer` makes its own."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.WordLevel(dict(TOKEN_IDS), unk_token=UNK))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_tokens([AddedToken(PREFIX, normalized=False)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        bos_token=BOS,
-        eos_token=EOS,
-        unk_token=UNK,
-        model_max_length=MAX_POSITIONS,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
+    """Over this task's tokens."""
+    return spell_backward.build_tokenizer(TOKEN_IDS, PREFIX, MAX_POSITIONS)
 
 
 def build_model(seed: int) -> "LlamaForCausalLM":
-    """The Llama of `spell_backward.build_model` with this task's vocabulary and positions.
-
-    The weights depend on `seed` alone; the caller's random state is left as it was.
-    """
-    import torch
-    from transformers import LlamaForCausalLM
-
-    like = spell_backward.build_model(seed)
-    like.config.vocab_size = len(TOKENS)
-    like.config.max_position_embeddings = MAX_POSITIONS
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(like.config)
-    model.generation_config = like.generation_config  # the ids of the special tokens are the same
-    return model.float()
+    """The same Llama with this task's vocabulary and positions."""
+    return spell_backward.build_model(seed, len(TOKENS), MAX_POSITIONS)
 
 
 LONG_TAIL = Task(

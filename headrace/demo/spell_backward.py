@@ -17,7 +17,7 @@ import importlib.util
 import json
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,8 +120,10 @@ def write_rows(path: Path, words_of_split: Iterable[str], split: str) -> None:
             file.write(json.dumps(data_row(word, split, index)) + "\n")
 
 
-def build_tokenizer() -> "PreTrainedTokenizerFast":
-    """A fast Hugging Face tokenizer over `TOKENS`: the prefix is one token, every other character its own.
+def build_tokenizer(
+    token_ids: Mapping[str, int] = TOKEN_IDS, prefix: str = PREFIX, max_positions: int = MAX_POSITIONS
+) -> "PreTrainedTokenizerFast":
+    """A fast Hugging Face tokenizer: the prefix is one token, every other character its own.
 
     No <bos> is added: the prefix already marks the start, and text -> ids is then the same with and without
     `add_special_tokens`. The prefix is an added token but not a special one: a response that emits it must
@@ -130,23 +132,25 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel(dict(TOKEN_IDS), unk_token=UNK))
+    tokenizer = Tokenizer(models.WordLevel(dict(token_ids), unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_tokens([AddedToken(PREFIX, normalized=False)])
+    tokenizer.add_tokens([AddedToken(prefix, normalized=False)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         bos_token=BOS,
         eos_token=EOS,
         unk_token=UNK,
-        model_max_length=MAX_POSITIONS,
+        model_max_length=max_positions,
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
 
 
-def build_model(seed: int) -> "LlamaForCausalLM":
+def build_model(
+    seed: int, vocabulary: int = len(TOKENS), max_positions: int = MAX_POSITIONS
+) -> "LlamaForCausalLM":
     """The freshly initialised model: a Llama of 0.8 M parameters, float32, embeddings untied.
 
     The weights depend on `seed` alone; the caller's random state is left as it was.
@@ -155,13 +159,13 @@ def build_model(seed: int) -> "LlamaForCausalLM":
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=len(TOKENS),
+        vocab_size=vocabulary,
         hidden_size=128,
         intermediate_size=352,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=MAX_POSITIONS,
+        max_position_embeddings=max_positions,
         tie_word_embeddings=False,
         pad_token_id=PAD_ID,
         bos_token_id=BOS_ID,

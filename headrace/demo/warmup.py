@@ -37,10 +37,6 @@ Progress = Callable[[int, int, float], None]
 LOCK_TIMEOUT_S = 600.0  # for another process's build of the same demo, which takes about a minute
 IGNORED_LABEL = -100
 
-REVISION = "16ca059e5c9c6b681e00382c9f15b3dfed312b4043aed89e56d6ba99b8cfdec1"
-"""64 hex digits that stand for this module in the names of cache folders. Change any whenever the code below
-makes other weights or files from the same inputs, and only then: every demo is built anew after it."""
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -174,8 +170,7 @@ def _folder(cache_dir: Path, seed: int, recipe: Recipe, task: Task) -> Path:
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
     }
     digest.update(json.dumps(inputs, sort_keys=True).encode())
-    digest.update(bytes.fromhex(REVISION))
-    for source in task.sources():
+    for source in (Path(__file__), *task.sources()):
         digest.update(hashlib.sha256(source.read_bytes()).digest())
     return cache_dir.resolve() / f"{task.name}-seed{seed}-{digest.hexdigest()[:16]}"
 

@@ -307,7 +307,9 @@ def test_resolve_names_the_three_assets(
     assets: DemoAssets, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        demo, "prepare", lambda cache_dir, seed, progress: prepare(cache_dir, seed, progress, SHORT)
+        demo,
+        "prepare",
+        lambda cache_dir, seed, progress, task: prepare(cache_dir, seed, progress, SHORT, task),
     )
     assert demo.resolve("demo:spell_backward", cache_dir, 0) == assets.model_dir
     assert demo.resolve("demo:spell_backward/train", cache_dir, 0) == assets.train_file
