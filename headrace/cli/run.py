@@ -66,10 +66,10 @@ def _run_locked(config: RunConfig, layout: RunLayout, lock: RunLock, resume: str
 def _check(config: RunConfig) -> None:
     """Raise ConfigError with everything that preflight finds. Prepared demo assets are checked as well."""
     ready = assets.demo_ready(config)
-    found = preflight.problems(assets.resolve(config) if ready else config)
-    if found:
-        raise ConfigError(found)
-    for text in [*warnings(config), *preflight.warnings(assets.resolve(config) if ready else config)]:
+    found = preflight.examine(assets.resolve(config) if ready else config)
+    if found.problems:
+        raise ConfigError(found.problems)
+    for text in [*warnings(config), *found.warnings]:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
 

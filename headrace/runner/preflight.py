@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import redis
 
 from headrace import cores, demo, redis_url
 from headrace.config import RunConfig
-from headrace.data.rows import DataError, load_rows
+from headrace.data.rows import DataError, Row, load_rows
 from headrace.redis_connect import connect
 from headrace.runner import reward_probe
 from headrace.valkey_server import ValkeyError, server_binary
@@ -24,17 +25,27 @@ _REWARD_IMPORT_S = 60.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
-def problems(config: RunConfig) -> list[str]:
+@dataclass(frozen=True)
+class Findings:
+    problems: list[str]
+    """What makes a start pointless."""
+    warnings: list[str]
+    """What can run but is most likely not meant."""
+
+
+def examine(config: RunConfig) -> Findings:
     """Everything found wrong. `demo:` names still in the configuration are checked as names only."""
-    return [
+    rows: dict[str, list[Row]] = {}
+    problems = [
         *_demo_names(config),
-        *_data(config),
+        *_data(config, rows),
         *_model(config),
         *_reward(config),
         *_redis(config),
         *_ports(config),
         *_cores(config),
     ]
+    return Findings(problems, list(_overlap(rows)))
 
 
 def _cores(config: RunConfig) -> Iterator[str]:
@@ -43,25 +54,16 @@ def _cores(config: RunConfig) -> Iterator[str]:
             yield f"{key}: {problem}"
 
 
-def warnings(config: RunConfig) -> list[str]:
-    """What can run but is most likely not meant."""
-    train, held_out = (_prompts(files) for files in (config.data.train_files, config.data.val_files))
+def _overlap(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    train, held_out = (
+        [json.dumps(row.prompt) for row in rows.get(key, ())] for key in ("train_files", "val_files")
+    )
     both = len(set(train) & set(held_out))
-    if not both:
-        return []
-    return [
-        f"data.val_files: {both} of {len(held_out)} held-out prompts are training prompts too: the "
-        "validation score will tell how well they are remembered; take them out of one of the two"
-    ]
-
-
-def _prompts(files: Sequence[str]) -> list[str]:
-    """The prompts of files that can be read; others have been complained about."""
-    present = [f for f in files if not demo.is_demo_uri(f) and Path(f).is_file()]
-    try:
-        return [json.dumps(row.prompt) for row in load_rows(present)] if present else []
-    except DataError:
-        return []
+    if both:
+        yield (
+            f"data.val_files: {both} of {len(held_out)} held-out prompts are training prompts too: the "
+            "validation score will tell how well they are remembered; take them out of one of the two"
+        )
 
 
 def _demo_names(config: RunConfig) -> Iterator[str]:
@@ -82,7 +84,8 @@ def _demo_names(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _data(config: RunConfig) -> Iterator[str]:
+def _data(config: RunConfig, read: dict[str, list[Row]]) -> Iterator[str]:
+    """Rows that can be read go into `read`, by key."""
     for key, files in (("train_files", config.data.train_files), ("val_files", config.data.val_files)):
         files = [f for f in files if not demo.is_demo_uri(f)]
         for missing in [f for f in files if not Path(f).is_file()]:
@@ -91,7 +94,7 @@ def _data(config: RunConfig) -> Iterator[str]:
         if not present:
             continue
         try:
-            rows = load_rows(present)
+            rows = read[key] = load_rows(present)
         except DataError as error:
             yield from (f"data.{key}: {line}" for line in str(error).splitlines())
             continue

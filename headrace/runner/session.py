@@ -103,12 +103,12 @@ class Session:
 
     def run(self) -> int:
         """Everything; returns the exit code. Raises ConfigError for what shows only with the demo made."""
-        if not assets.demo_ready(self.config) and not self._prepare_demo():
+        ready = assets.demo_ready(self.config)
+        if not ready and not self._prepare_demo():
             return self._end("stopped", None)
         self.config = assets.resolve(self.config)
-        found = preflight.problems(self.config)
-        if found:
-            raise ConfigError(found)
+        if not ready and (problems := preflight.examine(self.config).problems):
+            raise ConfigError(problems)
         config_load.write(self.config, self.layout.config)
         config_load.write(self.requested, self.layout.requested)
         ends = choose_endpoints(self.config, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
