@@ -235,7 +235,7 @@ def _timed(args: dict[str, object], done: Callable[[int, int], None]) -> Iterato
     began = time.monotonic_ns()
     try:
         yield args
-    except BaseException as error:
+    except BaseException as error:  # raised on; a cancelled task is to be seen as well
         args["error"] = type(error).__name__
         raise
     finally:

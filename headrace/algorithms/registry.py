@@ -89,7 +89,7 @@ def load_module(path: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # whatever the file raises is raised on; a half-made module must not stay behind
         del sys.modules[name]
         raise
     return module

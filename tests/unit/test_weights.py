@@ -73,7 +73,7 @@ def _guarded(body: Callable[..., None], rank: int, pipe: Connection, *args: Any)
     torch.set_num_threads(1)
     try:
         body(rank, pipe, *args)
-    except BaseException:
+    except BaseException:  # goes through the pipe and fails the test there
         pipe.send(("error", traceback.format_exc()))
 
 

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(error, startup.EXIT_CONFIG)
     except LedgerUnavailable as error:
         _leave(error, startup.EXIT_UNAVAILABLE)
-    except Exception:
+    except Exception:  # the last resort of a process: logged, and it ends with 1
         log.exception("the service failed")
         sys.exit(1)
     # The tokenizer's library may have imported torch, whose teardown takes seconds on a busy machine.

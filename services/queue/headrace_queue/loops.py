@@ -100,7 +100,7 @@ async def run_loop(loop: Loop, pulse: Pulse, stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             pause_s = await loop.step()
-        except Exception as error:
+        except Exception as error:  # outages come as many kinds; everything else is raised on
             if isinstance(error, LedgerError) and _NOT_CONFIGURED in str(error):
                 raise ledger_went_back("the run is no longer there") from error
             if not is_outage(error):
