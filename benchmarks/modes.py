@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +76,15 @@ def measure(name: str, mode: str, seed: int, extra: list[str], fresh: bool) -> d
         f"bench-{slug(name)}-seed{seed}", [*words(mode, seed, extra), f"rollout.test_freq={every}"], fresh
     )
     rows, summary = rows_of(directory), summary_of(directory)
-    began = rows_of(directory, "sync.jsonl")[0]["interval_s"]  # until the engines had version 0
-    total = rows[-1]["wall_s"] - began
+    began, committed = clock(directory, config.rollout.replicas)
+    total = max(committed.values()) - began
 
     def per_update(key: str) -> float:
         return statistics.fmean(r.get(f"timing_s/{key}", 0.0) for r in rows[1:])
 
-    committed: dict[int, float] = {}
-    for row in rows:
-        committed.setdefault(row["fully_async/count/current_param_version"], row["wall_s"] - began)
-
     def second(version: int) -> float:
         """When the weights of `version` were there."""
-        return min((t for v, t in committed.items() if v >= version), default=total) if version else 0.0
+        return committed[version] - began if version else 0.0
 
     scores = [[second(e["version"]), e["reward"]] for e in summary["eval"]]
     samples = summary["trained_samples"]
@@ -115,6 +112,27 @@ def measure(name: str, mode: str, seed: int, extra: list[str], fresh: bool) -> d
         "ess": statistics.fmean(r["rollout_corr/ess"] for r in rows),
         "scores": scores,
     }  # fmt: skip
+
+
+def clock(directory: Path, replicas: int) -> tuple[float, dict[int, float]]:
+    """When the last engine had its first weights, and when each version was committed, in seconds.
+
+    All by the coordinator's log. Engines take longer to load than the trainer, whose first commit they miss.
+    """
+    joined: list[float] = []
+    committed: dict[int, float] = {}
+    for line in (directory / "logs" / "coordinator.log").read_text().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # what a library printed
+        at = datetime.fromisoformat(event["ts"]).timestamp()
+        if event["event"] == "catch-up ended" and event["phase"] == "done":
+            joined.append(at)
+        elif event["event"] == "committed":
+            committed.setdefault(event["version"], at)
+            joined += [at] * (len(event["members"]) - len(joined))
+    return joined[replicas - 1], committed
 
 
 def table(results: list[dict[str, Any]]) -> str:

@@ -13,11 +13,13 @@ import importlib
 import importlib.util
 import inspect
 import math
+import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 RewardFunction = Callable[..., Any]
 
@@ -158,8 +160,23 @@ class Scorer:
         return task.result()
 
 
+class _Worker(threading.Thread):
+    """A daemon thread that makes one call after the other. While it hangs in one it is simply not idle."""
+
+    idle: ClassVar[deque[_Worker]] = deque()
+
+    def __init__(self) -> None:
+        super().__init__(name="reward", daemon=True)
+        self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            self.calls.get()()
+            self.idle.append(self)
+
+
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """`call()` in a daemon thread of its own: one that hangs keeps nobody from ending."""
+    """`call()` in a daemon thread: one that hangs keeps nobody from ending, and no other call waiting."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -184,5 +201,10 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
         except RuntimeError:
             return  # the loop has ended; nobody waits any more
 
-    threading.Thread(target=run, name="reward", daemon=True).start()
+    try:
+        worker = _Worker.idle.pop()
+    except IndexError:  # all are busy; a thread that starts takes longer than many a reward
+        worker = _Worker()
+        worker.start()
+    worker.calls.put(run)
     return await future

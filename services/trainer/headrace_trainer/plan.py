@@ -50,11 +50,13 @@ def assign(items: Sequence[Item], ranks: int) -> list[list[Item]]:
 def micro_batches(lengths: Sequence[int], limit: int) -> list[list[int]]:
     """Indices of trajectories, cut so that (count x longest) stays within `limit` padded tokens.
 
-    Sorted by length first, so that little is padding. A trajectory longer than `limit` is alone.
+    Sorted by length first, and never together with one over twice as long, so that less than half is
+    padding. A trajectory longer than `limit` is alone.
     """
     out: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if out and (len(out[-1]) + 1) * lengths[out[-1][0]] <= limit:
+        longest = lengths[out[-1][0]] if out else 0
+        if out and (len(out[-1]) + 1) * longest <= limit and 2 * lengths[index] >= longest:
             out[-1].append(index)
         else:
             out.append([index])
