@@ -15,6 +15,9 @@ from headrace.ledger import replies as r
 from headrace.ledger.keys import sample_id
 from headrace.ledger.states import OUTSTANDING, Event, State
 
+SUSPECT = 2
+"""Owners that have died over a sample before it is handed out one at a time."""
+
 
 @dataclass
 class Record:
@@ -146,7 +149,7 @@ class SampleModel:
         room = self.max_required - len(self.within(*OUTSTANDING)) - self.trained_since_sync
         # Whoever was ready before (retries) comes before the new; within each, order of issue.
         waiting = sorted(self.within(State.READY), key=lambda s: (s.reason == "", s.issue))
-        chosen += waiting[: max(0, min(count - len(chosen), room))]
+        chosen += self._one_suspect(owner, waiting)[: max(0, min(count - len(chosen), room))]
         if not chosen:
             status = r.TakeStatus.EMPTY
             if self.dry():
@@ -162,6 +165,13 @@ class SampleModel:
             s.owner, s.attempt = owner, s.attempt + 1
         self.stored[request] = [(s, s.attempt) for s in chosen]
         return self._taken(owner, [(s, s.attempt) for s in chosen])
+
+    def _one_suspect(self, owner: str, waiting: list[Record]) -> list[Record]:
+        """Without the samples that may kill their owner, but for the first if it has none yet."""
+        suspects = [s for s in waiting if s.crashes >= SUSPECT]
+        has = any(s.owner == owner and s.crashes >= SUSPECT for s in self.within(State.IN_FLIGHT))
+        left_out = suspects if has else suspects[1:]
+        return [s for s in waiting if s not in left_out]
 
     def _taken(self, owner: str, pairs: Iterable[tuple[Record, int]]) -> r.TakeReply:
         items = [

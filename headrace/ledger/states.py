@@ -80,7 +80,8 @@ TRANSITIONS: tuple[Transition, ...] = (
         _E.TAKE,
         _S.READY,
         _S.IN_FLIGHT,
-        "not held; the owner is a member at the committed version; the gate is open; attempt + 1",
+        "not held; the owner is a member at the committed version; the gate is open; of the samples over "
+        "which two owners or more have expired it has no other; attempt + 1",
     ),
     Transition(
         _E.TAKE,

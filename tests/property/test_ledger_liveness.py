@@ -9,6 +9,8 @@ import pytest
 from lockstep import LockStep
 
 from headrace.ledger.model import Model
+from headrace.ledger.model_samples import SUSPECT
+from headrace.ledger.states import State
 from headrace.staleness import StalenessRule
 
 Make = Callable[[], LockStep]
@@ -114,3 +116,32 @@ def test_dead_reclaimed_and_dropped_samples_in_each_window_do_not_close_the_gate
 def test_the_schedule_stops_a_gate_that_counts_beside_the_ledger(rule: StalenessRule) -> None:
     with pytest.raises(AssertionError, match="nothing moves"):
         drive_to_done(ModelOnly(WeakGate()), rule, total=61)
+
+
+def test_what_may_kill_its_owner_goes_out_one_at_a_time(lockstep: Make) -> None:
+    """A poison prompt dies alone: whoever has shared its fate twice is not with it the third time."""
+    pair = lockstep()
+    pair.start(8, 1, max_retries=0, max_crashes=3)
+    pair.issue(12)
+    pair.sync(["a", "b"])
+    poison, dead, crashes, step = "0000000002", [], 0, 0
+    while not dead:
+        for owner in ("a", "b"):
+            pair.take(owner, 4)
+        running = pair.model.within(State.IN_FLIGHT)
+        assert running, "everybody stands still"
+        for owner in ("a", "b"):
+            held = [s for s in running if s.owner == owner]
+            assert sum(s.crashes >= SUSPECT for s in held) <= 1, "two suspects with one owner"
+            if any(s.id == poison for s in held):
+                dead = pair("expire", owner, "it died").dead
+                crashes += 1
+                continue
+            for s in held:
+                pair.finish(owner, s.id, s.attempt)
+        while items := pair.claim(pair.model.version, 1).items:
+            step += 1
+            pair("train", 1, step, [items[0].sample_id])
+        pair.sync(["a", "b"])
+    assert dead == [poison], "an innocent died with it"
+    assert crashes == 4

@@ -17,6 +17,36 @@ local function answer(status, pairs_)
   return out
 end
 
+-- A sample over which this many owners have died may be what kills them. An owner gets one such at a time:
+-- else all that shares a poison prompt's fate would die with it.
+local SUSPECT = 2
+
+local function owns_suspect()
+  for _, id in ipairs(call('SMEMBERS', key('owned:' .. owner))) do
+    if tonumber(call('HGET', skey(id), 'crashes')) >= SUSPECT then return true end
+  end
+  return false
+end
+
+-- Retries in order of issue, at most `limit`, among them one suspect if the owner has none.
+local function next_retries(limit)
+  local found, at, has_suspect = {}, 0, nil
+  while #found < limit do
+    local ids = call('ZRANGE', key('retries'), at, at + limit - 1)
+    if #ids == 0 then break end
+    at = at + #ids
+    for _, id in ipairs(ids) do
+      local is_suspect = tonumber(call('HGET', skey(id), 'crashes')) >= SUSPECT
+      if is_suspect and has_suspect == nil then has_suspect = owns_suspect() end
+      if #found < limit and not (is_suspect and has_suspect) then
+        found[#found + 1] = id
+        has_suspect = has_suspect or is_suspect or nil
+      end
+    end
+  end
+  return found
+end
+
 local reply, err = stored('take', owner, request)
 if err then return err end
 if reply then return answer('ok', reply.items) end
@@ -31,7 +61,7 @@ local room = num('max_required') - outstanding() - trained_since_sync()
 local starts = math.max(0, math.min(count - #chosen, room))
 local fresh = {}
 if starts > 0 then
-  local retries = call('ZRANGE', key('retries'), 0, starts - 1)
+  local retries = next_retries(starts)
   for _, id in ipairs(retries) do chosen[#chosen + 1] = id end
   if starts > #retries then
     for _, entry in ipairs(call('XRANGE', key('prompts'), '-', '+', 'COUNT', starts - #retries)) do
