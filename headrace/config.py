@@ -83,7 +83,7 @@ class RolloutConfig(Section):
     test_freq: int = Field(10, ge=0)
     """Validate every that many policy versions (the first and the last always); 0 turns it off."""
     replicas: int = Field(2, ge=0)
-    """Rollouters that the local runner starts."""
+    """Rollouters that the local runner starts with; `headrace scale` changes their number."""
     cpus: list[int] | None = Field(None, min_length=1)
     """Cores that the rollouters of a local run are bound to; unset: any."""
     max_concurrent_samples: int = Field(8, gt=0)
@@ -138,23 +138,25 @@ class TrainerConfig(Section):
     """Where the trainer computes."""
     omp_threads: int = Field(1, gt=0)
     """Threads per rank on CPU."""
+    peak_flops: float = Field(0.0, ge=0)
+    """Floating-point operations per second that the device of one rank is made for, e.g. 989e12 for an H100
+    in bfloat16; with it `perf/mfu` is reported."""
     save_freq: int = Field(0, ge=0)
     """Checkpoint every that many policy versions; 0 only at the end and on an orderly stop."""
+    save_interval_s: float = Field(0.0, ge=0)
+    """Checkpoint also at the first commit after so many seconds without one; 0 turns it off."""
+    save_timeout_s: float = Field(1800.0, gt=0)
+    """Longest writing of a checkpoint; it happens while training goes on."""
     max_ckpt_to_keep: int = Field(2, gt=0)
     """Checkpoints kept; older ones are removed."""
     resume: str = "auto"
-    """`auto`: from the newest valid checkpoint of the run; `never`: start anew."""
+    """`auto`: from the newest valid checkpoint of the run; `never`: start anew; a path: from that checkpoint
+    of the run, setting newer ones aside."""
     claim_timeout_s: float = Field(1800.0, gt=0)
-    """Longest wait for samples before the trainer gives up with an error."""
+    """Longest wait for samples before the trainer gives up with an error; while no rollouter takes part the
+    clock stands still."""
     max_skipped_updates: int = Field(5, gt=0)
     """Local updates in a row of which nothing was finite, after which the run stops with an error."""
-
-    @field_validator("resume")
-    @classmethod
-    def _resume_known(cls, value: str) -> str:
-        if value not in ("auto", "never"):
-            raise ValueError(f"resume is {value!r}; use auto or never")
-        return value
 
 
 class ValConfig(Section):
@@ -220,6 +222,14 @@ class RedisConfig(Section):
     """`redis://` or `rediss://` URL; unset: the bundled Valkey server is started by the runner."""
     connect_timeout_s: float = Field(5.0, gt=0)
     """How long a service tries to reach Redis before it gives up at start."""
+    allow_volatile: bool = False
+    """Accept a server of your own that keeps nothing on disk: a restart of it ends the run."""
+    max_memory_bytes: int = Field(0, ge=0)
+    """Memory of the bundled server; when it is used up the rollouters wait until something is trained, and
+    nothing is ever evicted. 0 for no limit. A server of your own has its own `maxmemory`."""
+    outage_timeout_s: float = Field(300.0, gt=0)
+    """How long a service that runs waits for a Redis that is away; the run stands still meanwhile and nobody
+    is expired. After that the service ends and is started anew."""
 
     @field_validator("url")
     @classmethod
@@ -248,7 +258,8 @@ class ServicesConfig(Section):
     coordinator_port: int = Field(0, ge=0, le=65535)
     """gRPC port of the sync coordinator."""
     max_restarts: int = Field(3, ge=0)
-    """Restarts of one service before the run fails."""
+    """Restarts of one service before the run fails; after two minutes without one it counts anew (for the
+    trainer only if it has saved a checkpoint since)."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Longest start of any service."""
     stop_timeout_s: float = Field(60.0, gt=0)

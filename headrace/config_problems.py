@@ -15,6 +15,7 @@ from headrace.algorithm_names import (
     REJECTION_CRITERIA,
     algorithm_problems,
 )
+from headrace.memory import too_small
 from headrace.staleness import MODE_PARAMETERS
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def cross_field_problems(c: RunConfig) -> list[str]:
     )
     out += list(_algorithm_problems(c))
     out += list(_mode_problems(c))
+    if (why := too_small(c, c.redis.max_memory_bytes)) is not None:
+        out.append(f"redis.max_memory_bytes: {why}")
     length = c.data.max_prompt_length + c.data.max_response_length
     if c.model.max_model_len is not None and length > c.model.max_model_len:
         out.append(

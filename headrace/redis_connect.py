@@ -14,6 +14,12 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+VOLATILE = (
+    "appendonly is no, so a restart of the server would lose the ledger and end the run; set it to yes on "
+    "the server (with appendfsync always nothing acknowledged is ever lost), or accept that with "
+    "redis.allow_volatile=true"
+)
+
 
 def _options(timeout_s: float) -> dict[str, Any]:
     return {

@@ -30,6 +30,8 @@ KL_LOSS = "with `actor.use_kl_loss`"
 KL_REWARD = "with `algorithm.use_kl_in_reward`"
 SAVES = "in an update that saved a checkpoint"
 SCORED = "with a reference model"
+WEIGHTS = "with `algorithm.rollout_correction.rollout_is`"
+PEAK = "with `trainer.peak_flops`"
 
 DEFINITIONS: tuple[Keys, ...] = (
     Keys("step", "local updates so far, over all starts"),
@@ -80,6 +82,12 @@ DEFINITIONS: tuple[Keys, ...] = (
     Keys("queue/oldest_age_s", "age of the oldest finished sample"),
     Keys("queue/rejected", "samples that were not finite and went back"),
     Keys("perf/{samples_per_s,tokens_per_s,steps_per_hour}", "of this step"),
+    Keys(
+        "perf/mfu",
+        "model FLOPs utilisation: 6 · parameters · tokens ÷ (seconds of the step · `trainer.peak_flops` · "
+        "ranks), waiting included",
+        PEAK,
+    ),
     Keys("actor/{pg_loss,pg_clipfrac,pg_clipfrac_lower,entropy}", "token means over all ranks"),
     Keys("actor/ppo_kl", "KL divergence from the old policy to the current one"),
     Keys("actor/{grad_norm,lr}", "of the last optimizer step"),
@@ -99,6 +107,7 @@ DEFINITIONS: tuple[Keys, ...] = (
     Keys("rollout_corr/{kl,k3_kl}", "KL divergence from behaviour to current policy, by k1 and k3"),
     Keys("rollout_corr/chi2_token", "χ² divergence: mean of w² − 1"),
     Keys("rollout_corr/ppl_ratio", "perplexity under the current policy ÷ under the behaviour policy"),
+    Keys("rollout_corr/clipped_fraction", "importance weights that truncation bounded, before it", WEIGHTS),
     Keys("rollout_corr/masked_fraction", "tokens that the loss or the rollout correction left out"),
     Keys("reward/{mean,std,min,max}", "over the trajectories of the update"),
     Keys("response_length/{mean,max,clip_ratio}", "tokens; `clip_ratio`: cut by the limit"),

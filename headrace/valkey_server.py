@@ -91,6 +91,7 @@ def start_valkey(
     *,
     log: Path | None = None,
     timeout_s: float = START_TIMEOUT_S,
+    max_memory_bytes: int = 0,
 ) -> ValkeyServer:
     """Start a server on `directory` and return once it answers; `port` None takes a free one.
 
@@ -99,7 +100,7 @@ def start_valkey(
     log = log or directory / "valkey.log"
     for attempt in range(_PORT_TRIES):
         chosen = port if port is not None else free_port(HOST)
-        process = launch(directory, password, chosen, log)
+        process = launch(directory, password, chosen, log, max_memory_bytes=max_memory_bytes)
         server = ValkeyServer(redis_url.build(HOST, chosen, password), chosen, directory, log, process)
         try:
             wait_ready(server, timeout_s)
@@ -120,9 +121,11 @@ def launch(
     log: Path,
     env: Mapping[str, str] | None = None,
     lock_wait_s: float = 0.0,
+    max_memory_bytes: int = 0,
 ) -> subprocess.Popen[bytes]:
     """Start the server process without waiting for it. Raises ValkeyError.
 
+    `max_memory_bytes`: beyond it the server refuses what brings bytes in; 0 for no limit.
     `lock_wait_s`: a child of a killed server that rewrites the file may hold the directory a little longer.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -134,7 +137,7 @@ def launch(
                 f"another Valkey server is running on {directory}: "
                 "stop the run that uses it, or wait for it to end"
             )
-        config = _write_config(directory, password, port)
+        config = _write_config(directory, password, port, max_memory_bytes)
         try:
             # The lock's descriptor goes to the server: the lock lives exactly as long as it does.
             argv = [server_binary(directory), config]
@@ -235,7 +238,7 @@ def _bundled_binary() -> Path | None:
     return path if path.is_file() else None
 
 
-def _write_config(directory: Path, password: str, port: int) -> Path:
+def _write_config(directory: Path, password: str, port: int, max_memory_bytes: int) -> Path:
     """The server's configuration, readable by its owner only from the first byte on."""
     if not password:
         raise ValkeyError("the Valkey server needs a password that is not empty")
@@ -248,6 +251,7 @@ def _write_config(directory: Path, password: str, port: int) -> Path:
         "appendfsync": "always",
         "aof-load-truncated": "yes",
         "save": '""',
+        "maxmemory": str(max_memory_bytes),
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
         "set-proc-title": "no",  # it would write over the environment, by which the runner finds it

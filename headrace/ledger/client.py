@@ -10,6 +10,7 @@ The deadline of one attempt is the Redis client's own socket timeout.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -18,19 +19,28 @@ from typing import Any, TypeVar
 import redis
 import redis.asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import MasterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.ledger import keys, ops, replies, scripts
 from headrace.ledger.ops import Op
 
 T = TypeVar("T")
+log = logging.getLogger("headrace.ledger")
 
 RETRYABLE = (RedisConnectionError, RedisTimeoutError)
+PASSING = ("BUSY", "MISCONF", "READONLY", "MASTERDOWN")
+"""Answers about the server's state and not about the request begin so: a full disk, a long script."""
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
+MEMORY_DELAY_S = 0.5
 CHUNK = 1000
 """Ids per call when a checkpoint is adopted."""
+
+
+def passes(error: ResponseError) -> bool:
+    """Whether the same request may succeed later."""
+    return isinstance(error, ReadOnlyError | MasterDownError) or str(error).startswith(PASSING)
 
 
 class LedgerError(Exception):
@@ -50,7 +60,9 @@ def _address(kwargs: Mapping[str, Any]) -> str:
 class _Common:
     """What both clients share: the command, the run's key, the retry schedule, the errors."""
 
-    def __init__(self, pool: Any, run: str, retry_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, pool: Any, run: str, retry_s: float, clock: Callable[[], float], waits_when_full: bool = False
+    ) -> None:
         if pool.connection_kwargs.get("decode_responses"):
             raise ValueError("the ledger needs a client with decode_responses=False: payloads are bytes")
         self.run_name = run
@@ -58,6 +70,8 @@ class _Common:
         self.retry_s = retry_s
         self._meta = keys.meta(run)
         self._clock = clock
+        self._waits_when_full = waits_when_full
+        self._waiting = 0
 
     def _call(self, op: Op[Any], full: bool) -> tuple[Any, ...]:
         head = ("EVAL", scripts.source(op.script)) if full else ("EVALSHA", scripts.sha(op.script))
@@ -73,6 +87,11 @@ class _Common:
             ) from None
         delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 10))
         return min(left, delay * random.uniform(0.5, 1.0))
+
+    @property
+    def waits_for_memory(self) -> bool:
+        """The server refuses what brings bytes in; it is tried again until something is trained."""
+        return self._waiting > 0
 
     def _refused(self, op: Op[Any], error: ResponseError) -> LedgerError:
         return LedgerError(f"{op.script} at {self.address}: {error}")
@@ -102,7 +121,9 @@ class SyncLedger(_Common):
             except RETRYABLE as error:
                 self._sleep(self._delay(op, attempt, started, error))
             except ResponseError as error:
-                raise self._refused(op, error) from None
+                if not passes(error):
+                    raise self._refused(op, error) from None
+                self._sleep(self._delay(op, attempt, started, error))
 
     def _send(self, op: Op[Any]) -> Any:
         try:
@@ -123,8 +144,10 @@ class AsyncLedger(_Common):
         run: str,
         retry_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
+        waits_when_full: bool = False,
     ) -> None:
-        super().__init__(client.connection_pool, run, retry_s, clock)
+        """`waits_when_full`: a server without memory left is waited for, however long it takes."""
+        super().__init__(client.connection_pool, run, retry_s, clock, waits_when_full)
         self.redis = client
 
     async def run(self, op: Op[T]) -> T:
@@ -135,8 +158,24 @@ class AsyncLedger(_Common):
                 return op.parse(await self._send(op))
             except RETRYABLE as error:
                 await asyncio.sleep(self._delay(op, attempt, started, error))
+            except OutOfMemoryError as error:
+                if not self._waits_when_full:
+                    raise self._refused(op, error) from None
+                await self._wait_for_memory(op)
+                started, attempt = self._clock(), 0
             except ResponseError as error:
-                raise self._refused(op, error) from None
+                if not passes(error):
+                    raise self._refused(op, error) from None
+                await asyncio.sleep(self._delay(op, attempt, started, error))
+
+    async def _wait_for_memory(self, op: Op[Any]) -> None:
+        if not self._waiting:
+            log.warning("the server's memory is used up, waiting", extra={"op": op.script})
+        self._waiting += 1
+        try:
+            await asyncio.sleep(MEMORY_DELAY_S)
+        finally:
+            self._waiting -= 1
 
     async def _send(self, op: Op[Any]) -> Any:
         try:

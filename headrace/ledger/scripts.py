@@ -1,4 +1,9 @@
-"""Text and SHA-1 of each Lua script: the shared helpers, the check that the run exists, the transition."""
+"""Text and SHA-1 of each Lua script: the shared helpers, the check that the run exists, the transition.
+
+Each script says in its first line whether it may run when the server's memory is used up. Those that bring
+bytes in may not, and are refused before their first write (without that line the server would refuse the
+first write that needs memory, in the middle). All others may: they are what makes room.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,13 @@ def _file(name: str) -> str:
     return (resources.files("headrace.ledger") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
 
 
+BRINGS_BYTES = ("issue", "finish", "park", "val_load", "val_finish")
+
+
 @functools.cache
 def source(name: str) -> str:
-    parts = [_file("_common")]
+    flags = "" if name in BRINGS_BYTES else " flags=allow-oom"
+    parts = [f"#!lua{flags}", _file("_common")]
     if name != "configure":
         parts.append(_file("_configured"))
     return "\n".join([*parts, _file(name)])

@@ -17,7 +17,7 @@ import redis
 from headrace import cores, demo, redis_url
 from headrace.config import RunConfig
 from headrace.data.rows import DataError, Row, load_rows
-from headrace.redis_connect import connect
+from headrace.redis_connect import VOLATILE, connect
 from headrace.runner import reward_probe
 from headrace.valkey_server import ValkeyError, server_binary
 
@@ -212,10 +212,12 @@ def _redis(config: RunConfig) -> Iterator[str]:
         except ValkeyError as error:
             yield f"redis.url: not set, and {error}"
         return
-    yield from external_redis_problems(config.redis.url, config.redis.connect_timeout_s)
+    yield from external_redis_problems(
+        config.redis.url, config.redis.connect_timeout_s, config.redis.allow_volatile
+    )
 
 
-def external_redis_problems(url: str, timeout_s: float) -> Iterator[str]:
+def external_redis_problems(url: str, timeout_s: float, allow_volatile: bool = False) -> Iterator[str]:
     """Whether the server answers, lets us in and keeps what it is given. Never shows the password."""
     try:
         address = redis_url.parse(url)
@@ -253,6 +255,8 @@ def external_redis_problems(url: str, timeout_s: float) -> Iterator[str]:
             f"redis.url: {shown}: maxmemory-policy is {policy}, so samples could be evicted; "
             "set it to noeviction on the server"
         )
+    if info.get("aof_enabled") == 0 and not allow_volatile:
+        yield f"redis.url: {shown}: {VOLATILE}"
 
 
 def _ports(config: RunConfig) -> Iterator[str]:

@@ -89,6 +89,10 @@ class Queue:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
+        self.log_file = (
+            self.folder / f"log-{len(list(self.folder.glob('log-*')))}"
+        )  # there may be two on one run
+        self.log_file.touch()
         self.write_rows("train", ROWS)
         self.write_rows("val", HELD_OUT)
         config: dict[str, Any] = {
@@ -127,14 +131,14 @@ class Queue:
             "HEADRACE_TOKEN": TOKEN,
         }
         command = [sys.executable, "-m", "headrace_queue", "--config", str(self.folder / "run.yaml")]
-        with (self.folder / "log").open("wb") as log:
+        with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
     def up(self) -> Queue:
         """Start, and return once the service is ready."""
         self.start()
         assert self.process is not None
-        port = until(self._port, f"the service to listen; its log: {self.folder / 'log'}")
+        port = until(self._port, f"the service to listen; its log: {self.log_file}")
         self.http.close()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10)
         until(lambda: self.http.get("/readyz").status_code == 200, "the service to be ready")
@@ -147,7 +151,7 @@ class Queue:
         return next((event["port"] for event in events if event["event"] == "listening"), None)
 
     def log(self) -> str:
-        return (self.folder / "log").read_text()
+        return self.log_file.read_text()
 
     def end(self, number: signal.Signals, timeout_s: float = 10.0) -> int:
         assert self.process is not None

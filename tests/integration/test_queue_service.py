@@ -260,6 +260,17 @@ def test_what_cannot_work_is_said_at_the_start(
         client.config_set("appendfsync", "everysec")
         assert evicting.exit_code() == 78
         assert "appendonly yes, appendfsync everysec" in evicting.log()
+
+        client.config_set("appendonly", "no")
+        volatile = make_queue("volatile", server, redis={"url": server.url})
+        assert volatile.exit_code() == 78
+        assert "redis.allow_volatile=true" in volatile.log()
+        make_queue("accepted", server, redis={"url": server.url, "allow_volatile": True}).up()
+
+        client.config_set("maxmemory", 20 * 2**20)
+        small = make_queue("small", server, data={"max_response_length": 4000})
+        assert small.exit_code() == 78
+        assert "cannot hold what the gate lets in: 256 samples" in small.log()
         client.close()
 
 
@@ -269,3 +280,32 @@ def test_another_data_set_under_the_same_name_is_refused(make_queue: Callable[..
     queue.write_rows("train", ROWS + 1)
     assert queue.exit_code() == 78
     assert "run 'changed' was started with other settings: data was " in queue.log()
+
+
+def test_two_services_on_one_run_do_no_harm(make_queue: Callable[..., Queue]) -> None:
+    """During a rolling update there are two for a while."""
+    total = 40
+    settings = {"rollout": {"n": 2, "total_rollout_steps": total}}
+    first, second = make_queue("twice", **settings).up(), make_queue("twice", **settings).up()
+    version = first.commit(["one", "gone"])
+    first.ledger.run(ops.beat("gone"))
+    lost = {item.sample_id for item in first.take("gone", version, 2)}
+    seen: list[str] = []
+
+    def take_some() -> bool:
+        reply = first.ledger.run(ops.take("one", version, 3))
+        seen.extend(item.sample_id for item in reply.items)
+        for item in reply.items:
+            assert first.ledger.run(ops.finish("one", item.sample_id, item.attempt, b"x", 0, 0, 1)) == "ok"
+        return reply.status is TakeStatus.DONE
+
+    with first.beating("one"):
+        until(take_some, "the end of the data")
+    assert sorted(seen) == [f"{issue:010d}" for issue in range(total)], (
+        "a prompt was issued or handed out twice"
+    )
+    stats = second.stats()
+    assert stats["requeued"] == {"expired": len(lost)}, "both took the same work back"
+    assert audit(first.ledger.redis, "twice").balanced
+    assert first.end(signal.SIGTERM, 10.0) == 0
+    assert second.http.get("/readyz").status_code == 200

@@ -237,3 +237,22 @@ def test_scripts_use_no_transactions_and_keep_to_the_runs_keys() -> None:
 def test_docs_are_current() -> None:
     path = Path(__file__).parents[2] / "docs" / "ledger.md"
     assert path.read_text() == doc.render(), "run: python -m headrace.ledger.doc > docs/ledger.md"
+
+
+def test_two_runs_on_one_server_do_not_see_each_other(valkey: redis.Redis) -> None:
+    """Interleaved, with owners of the same name; each is held against a model of its own at every step."""
+    valkey.flushall()
+    left, right = LockStep(valkey, "left"), LockStep(valkey, "right")
+    for pair, limit in ((left, 4), (right, 2)):
+        pair.start(limit, 1)
+        pair.issue(6)
+    left.sync(["a"])
+    assert right.take("a", 2).status == "held"
+    right.sync(["a"])
+    (first, *_) = left.take("a", 3).items
+    assert len(right.take("a", 3).items) == 2
+    left.finish("a", first.sample_id, first.attempt)
+    left("expire", "a", "lease")
+    assert set(right.model.members) == {"a"}
+    right.check("expire")
+    left.check("expire")

@@ -106,7 +106,7 @@ async def serve(config: RunConfig, listener: socket.socket) -> None:
         raise startup.config_problem("no Redis is named: set HEADRACE_REDIS_URL, or redis.url in the file")
     client = await startup.connect(url, config.redis.connect_timeout_s)
     try:
-        await startup.check_server(client, embedded=config.redis.url is None)
+        await startup.check_server(client, config)
         loops = await prepare(config, client)
         service = make_service(config, client, loops)
         await _run(service, loops, listener)
@@ -131,7 +131,7 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     source = PromptSource(rows, startup.tokens_of(tokenizer, rows, longest), config.seed, config.data.shuffle)
     val_tokens = startup.tokens_of(tokenizer, held_out, longest)
     print_ = startup.fingerprint(config, source, startup.digest(held_out, val_tokens))
-    patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s)
+    patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s, waits_when_full=True)
     await startup.configure(patient, config, print_)
     await startup.load_validation(patient, held_out, val_tokens, config.val.n)
     max_ready = config.data.max_ahead or 2 * config.rule.max_required

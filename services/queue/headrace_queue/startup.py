@@ -26,6 +26,8 @@ from headrace.config import RunConfig
 from headrace.data.rows import Row, Tokenizer, load_rows, tokenize_rows
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
+from headrace.memory import too_small
+from headrace.redis_connect import VOLATILE
 from headrace.wire import Int32Array, encode_prompt
 from headrace_queue.feeder import PromptSource, as_int32, make_prompt
 from headrace_queue.loops import Fatal
@@ -79,9 +81,16 @@ async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
         await asyncio.sleep(0.1)
 
 
-async def check_server(client: redis.asyncio.Redis, embedded: bool) -> None:
-    """Refuse a server that may forget samples. `embedded`: it is the bundled one, which must be durable."""
+async def check_server(client: redis.asyncio.Redis, config: RunConfig) -> None:
+    """Refuse a server that may forget samples, or cannot hold what the gate lets in.
+
+    The bundled server must be durable; of another one a warning tells.
+    """
+    embedded = config.redis.url is None
     settings = await _server_settings(client)
+    limit = settings.get("maxmemory") or "0"
+    if limit.isdigit() and (why := too_small(config, int(limit))) is not None:
+        raise config_problem(f"Redis has maxmemory {limit}: {why}")
     policy = settings.get("maxmemory-policy")
     if policy is None:
         log.warning("Redis does not tell its maxmemory-policy; it must be noeviction")
@@ -99,6 +108,8 @@ async def check_server(client: redis.asyncio.Redis, embedded: bool) -> None:
             f"the bundled server has {shown}; a crash of it would lose acknowledged samples. "
             "Start it with appendonly yes and appendfsync always."
         )
+    if durability["appendonly"] == "no" and not config.redis.allow_volatile:
+        raise config_problem(f"Redis: {VOLATILE}")
     log.warning(
         "Redis may lose acknowledged samples in a crash; appendonly yes and appendfsync always prevent it",
         extra=durability,
@@ -107,17 +118,18 @@ async def check_server(client: redis.asyncio.Redis, embedded: bool) -> None:
 
 async def _server_settings(client: redis.asyncio.Redis) -> dict[str, str]:
     """The settings that matter; those that the server does not tell are left out."""
-    names = ("maxmemory-policy", "appendonly", "appendfsync")
+    names = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
     try:
         found = await cast(Any, client).config_get(*names)
         return {_text(name): _text(value) for name, value in found.items()}
-    except redis.ResponseError as error:  # managed servers forbid CONFIG; INFO tells one of the three
+    except redis.ResponseError as error:  # managed servers forbid CONFIG; INFO tells the half of it
         log.warning("Redis does not permit CONFIG GET", extra={"error": str(error)})
     try:
         info = await cast(Any, client).info("memory")
     except redis.ResponseError:
         return {}
-    return {"maxmemory-policy": str(info["maxmemory_policy"])} if "maxmemory_policy" in info else {}
+    known = {"maxmemory-policy": "maxmemory_policy", "maxmemory": "maxmemory"}
+    return {name: str(info[field]) for name, field in known.items() if field in info}
 
 
 def _text(value: str | bytes) -> str:

@@ -21,4 +21,7 @@ RESPONSE_TOKENS = Histogram(
     "Tokens of finished responses",
     buckets=(4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
 )
+MEMORY = Gauge(
+    "headrace_rollouter_waits_for_memory", "1 while results wait because the Redis server's memory is used up"
+)
 TAKES = Counter("headrace_rollouter_takes_total", "Requests for work by the ledger's answer", ["status"])
