@@ -1,4 +1,4 @@
-"""`headrace audit`: is every issued sample in exactly one place?"""
+"""`headrace audit`: is every issued sample in exactly one place, and was each trained one trained once?"""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import redis
 
-from headrace import redis_url
+from headrace import redis_url, trained_log
 from headrace.cli.status import no_run
 from headrace.config_load import load
-from headrace.ledger.audit import audit as audit_ledger
+from headrace.ledger.audit import compare, read_op, states
+from headrace.ledger.client import SyncLedger
 from headrace.redis_connect import connect
-from headrace.runner.layout import RunLayout, find_run, read_json
+from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
 from headrace.runner.summary import balance_line
 from headrace.valkey_server import start_valkey
 
@@ -28,35 +29,51 @@ def audit(name: str, runs_dir: Path) -> int:
         return EXIT_USAGE
     run = load(layout.config).name if layout.config.exists() else layout.root.name
     ends = read_json(layout.endpoints) or {}
+    ended_in_order = not layout.in_use() and _ended_in_order(layout)
     if layout.in_use() or ends.get("external_redis"):
         if "redis_url" not in ends:
             print(f"headrace: {layout.root}: the run is still starting; try again", file=sys.stderr)
             return EXIT_USAGE
-        return _audit_at(ends["redis_url"], run)
+        return _audit_at(layout, ends["redis_url"], run, ended_in_order)
     if not (layout.redis / "appendonlydir").is_dir() and not any(layout.redis.glob("*.aof")):
         print(f"headrace: {layout.redis}: holds no ledger; the run never got that far", file=sys.stderr)
         return EXIT_USAGE
-    return _audit_files(layout, run)
+    return _audit_files(layout, run, ended_in_order)
 
 
-def _audit_files(layout: RunLayout, run: str) -> int:
+def _ended_in_order(layout: RunLayout) -> bool:
+    """Whether the last start of the run wrote a summary, and its trainer ended by itself."""
+    summary = layout.read_summary() or {}
+    if not summary.get("in_order"):
+        return False
+    last_step = layout.trained.stat().st_mtime if layout.trained.exists() else 0.0
+    return layout.summary.stat().st_mtime >= last_step
+
+
+def _audit_files(layout: RunLayout, run: str, ended_in_order: bool) -> int:
     """Start the bundled server on the run's files for as long as the audit takes."""
     lock = layout.lock(wait_s=1.0)  # so that no runner starts on them meanwhile
     try:
         log = layout.private / "audit-valkey.log"
         with start_valkey(layout.redis, secrets.token_urlsafe(32), log=log) as server:
-            return _audit_at(server.url, run)
+            return _audit_at(layout, server.url, run, ended_in_order)
     finally:
         lock.release()
 
 
-def _audit_at(url: str, run: str) -> int:
+def _audit_at(layout: RunLayout, url: str, run: str, ended_in_order: bool) -> int:
     try:
         with connect(url, timeout_s=60.0) as client:
-            report = audit_ledger(client, run)
+            raw = SyncLedger(client, run).run(read_op())
     except redis.RedisError as error:
         print(f"headrace: {redis_url.masked(url)} cannot be read: {error}", file=sys.stderr)
         return EXIT_UNBALANCED
+    report = compare(raw)
     print(report.text())
     print(balance_line(report.issued_total, report.counts, report.balanced))
-    return 0 if report.balanced else EXIT_UNBALANCED
+    path = trained_log.read_path(read_rows(layout.trained))
+    problems = path.problems
+    if ended_in_order:  # else the ledger and the file may be a step, or the half of a recovery, apart
+        problems = problems + trained_log.compare(path, states(raw))
+    print("\n".join(problems) or trained_log.summary_line(path))
+    return 0 if report.balanced and not problems else EXIT_UNBALANCED

@@ -14,7 +14,7 @@ from headrace.modes import describe, warnings
 from headrace.redis_connect import connect
 from headrace.runner import assets, preflight
 from headrace.runner import summary as summaries
-from headrace.runner.layout import RunLayout, RunLock
+from headrace.runner.layout import RESUMED_FROM, RunLayout, RunLock, complete_checkpoints
 from headrace.runner.progress import make_display
 from headrace.runner.services import plan
 from headrace.runner.session import Session, Signals
@@ -30,11 +30,13 @@ def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
         return 0
     lock = layout.lock() if layout.root.exists() else None
     try:
-        if lock is not None and config.trainer.resume == "auto":
+        if config.trainer.resume not in ("auto", "never"):
+            _check_checkpoint(layout, Path(config.trainer.resume))
+        if lock is not None and config.trainer.resume != "never":
             changed = layout.changed_keys(config)
             if changed:
                 raise ConfigError(changed)
-            if _already_complete(layout):
+            if config.trainer.resume == "auto" and _already_complete(layout):
                 return 0
         _check(config)
         if lock is not None and config.trainer.resume == "never":
@@ -52,6 +54,7 @@ def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
 def _run_locked(config: RunConfig, layout: RunLayout, lock: RunLock, resume: str) -> int:
     continues = layout.requested.exists()
     _claim_external_ledger(config, layout, continues)
+    (layout.checkpoints / RESUMED_FROM).unlink(missing_ok=True)  # a path is obeyed once for each asking
     with Signals() as signals:
         display = make_display(sys.stdout, f"headrace: {config.name}")
         session = Session(config, layout, lock, display, signals, resume)
@@ -71,6 +74,20 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(found.problems)
     for text in [*warnings(config), *found.warnings]:
         print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def _check_checkpoint(layout: RunLayout, wanted: Path) -> None:
+    """Raises ConfigError unless `wanted` is a complete checkpoint of this run."""
+    there = complete_checkpoints(layout.checkpoints)
+    if wanted.resolve() not in [d.resolve() for d in there]:
+        shown = ", ".join(str(d) for d in there) or "none"
+        raise ConfigError(
+            [
+                f"trainer.resume: {wanted} is no complete checkpoint of {layout.root} (there are: {shown}); "
+                "use auto, never or one of these. To begin with another run's weights, `headrace export` "
+                "them and set model.path"
+            ]
+        )
 
 
 def _already_complete(layout: RunLayout) -> bool:
@@ -103,8 +120,8 @@ def resume_command(config_path: Path, overrides: Sequence[str], config: RunConfi
             kept.append(f"{key}={redis_url.masked(value)}")
         elif key != "trainer.resume":
             kept.append(text)
-    if config.trainer.resume == "never" and "trainer.resume=never" not in overrides:
-        kept.append("trainer.resume=auto")
+    if config.trainer.resume != "auto" and not any(o.startswith("trainer.resume=") for o in overrides):
+        kept.append("trainer.resume=auto")  # the file says otherwise, and that has been obeyed
     return shlex.join(["headrace", "run", str(config_path), *kept])
 
 

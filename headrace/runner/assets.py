@@ -80,8 +80,12 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
         ref = ref.model_copy(update={"path": path(ref.path)})
     if critic.path is not None:
         critic = critic.model_copy(update={"path": path(critic.path)})
+    trainer = config.trainer
+    if trainer.resume not in ("auto", "never"):
+        trainer = trainer.model_copy(update={"resume": str(Path(trainer.resume).absolute())})
     return config.model_copy(
         update={
+            "trainer": trainer,
             "ref": ref,
             "critic": critic,
             "model": config.model.model_copy(update={"path": path(config.model.path)}),

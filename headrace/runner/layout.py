@@ -2,6 +2,7 @@
 
     config.yaml          resolved configuration, secrets masked; what the services read
     metrics.jsonl        one row per local update (trainer)
+    trained.jsonl        which step trained which samples (trainer); what the audit compares the ledger with
     sync.jsonl           one row per committed sync round (trainer)
     eval.jsonl           one row per validated version and data source (queue)
     engine.json          the engine's name and version (rollouters)
@@ -9,7 +10,8 @@
     logs/<service>.log   output of each service
     checkpoints/, final/ the trainer's checkpoints and the trained model
     redis/               the bundled server's append-only file
-    private/             mode 0700: endpoints.json with secrets, the lock, the configuration as asked for
+    private/             mode 0700: endpoints.json with secrets, the lock, the configuration as asked for,
+                         the number of rollouters asked for while it runs
 
 One runner per directory: it holds a lock, which the guardian keeps until the run's last process is gone.
 """
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import config_load
+from headrace import config_load, trained_log
 from headrace.config import RunConfig
 
 FIXED_KEYS = (
@@ -44,6 +46,10 @@ FIXED_KEYS = (
     "redis.url",
 )
 """A run that goes on keeps these: the ledger and the checkpoints were made with them."""
+
+RESUMED_FROM = "resumed_from"
+"""Under `checkpoints/`: the `trainer.resume` that the trainer has obeyed."""
+CHECKPOINT_MANIFEST = "manifest.json"
 
 _TAKEOVER_S = 20.0
 """How long the processes of a killed runner may take to be gone."""
@@ -66,6 +72,10 @@ class RunLayout:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def trained(self) -> Path:
+        return self.root / trained_log.FILE
 
     @property
     def sync(self) -> Path:
@@ -106,6 +116,11 @@ class RunLayout:
     @property
     def endpoints(self) -> Path:
         return self.private / "endpoints.json"
+
+    @property
+    def scale(self) -> Path:
+        """What `headrace scale` asks of the run that is on: replicas by service."""
+        return self.private / "scale.json"
 
     @property
     def requested(self) -> Path:
@@ -255,6 +270,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
     return rows
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Those under `checkpoints/` that were written to their end, oldest first."""
+    found = [d for d in directory.glob("step_*") if (d / CHECKPOINT_MANIFEST).exists()]
+    return sorted(found, key=lambda d: int(d.name.removeprefix("step_")))
 
 
 def find_run(name: str, runs_dir: Path) -> RunLayout | None:

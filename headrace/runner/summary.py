@@ -29,6 +29,7 @@ def build(
     audit: AuditReport | None,
     wall_s: float,
     memory: Mapping[str, Sequence[float]],
+    in_order: bool,
 ) -> dict[str, Any]:
     """The summary. `wall_s` is this start's; earlier starts' are added from the summary they left."""
     rows = read_rows(layout.metrics)
@@ -37,6 +38,7 @@ def build(
     before = layout.read_summary() or {}
     return {
         "status": status,
+        "in_order": in_order,
         "reason": reason,
         "name": config.name,
         "mode": str(config.derived_mode),

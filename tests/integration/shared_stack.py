@@ -38,8 +38,8 @@ from headrace_rollouter.__main__ import _decoder
 from headrace_rollouter.engine import Engine, eos_token_ids
 from headrace_rollouter.member import Member
 from headrace_rollouter.work import Worker
+from headrace_trainer.loop import Trainer
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.worker import Trainer
 
 T = TypeVar("T")
 TOKEN = "a-token"

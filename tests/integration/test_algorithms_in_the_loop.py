@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from headrace.algorithms.policy_loss import POLICY_LOSSES
 from headrace.algorithms.registry import Registry
 from headrace.config import RunConfig
 from headrace.demo import prepare
-from headrace.run_log_keys import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELEMETRY, problems
+from headrace.run_log_keys import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELEMETRY, WEIGHTS, problems
 from headrace.runner.assets import resolve
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.single_rank import single_rank
@@ -62,16 +63,6 @@ def once(names: Iterable[str], registry: Registry[Any]) -> list[str]:
     return sorted({registry.get(name): name for name in sorted(names, reverse=True)}.values())
 
 
-CASES = {
-    **{
-        f"estimator {e}": {"algorithm": {"adv_estimator": e}, **NEEDS.get(e, {})}
-        for e in once(ESTIMATORS, ADVANTAGE_ESTIMATORS)
-    },
-    **{f"loss {n}": {"actor": {"policy_loss": n}, **NEEDS.get(n, {})} for n in once(LOSSES, POLICY_LOSSES)},
-    **MORE,
-}
-
-
 def merged(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for change in changes:
@@ -79,6 +70,27 @@ def merged(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
             both = isinstance(value, dict) and isinstance(out.get(key), dict)
             out[key] = merged(out[key], value) if both else value
     return out
+
+
+def paired() -> dict[str, dict[str, Any]]:
+    """Every estimator and every loss in one run: two at a time where they may go together."""
+    base = merged(config_load.load(ROOT / "configs" / "demo.yaml").model_dump(), COMMON)
+    losses = {n: {"actor": {"policy_loss": n}, **NEEDS.get(n, {})} for n in once(LOSSES, POLICY_LOSSES)}
+    cases = {}
+    for e in once(ESTIMATORS, ADVANTAGE_ESTIMATORS):
+        name, case = e, merged({"algorithm": {"adv_estimator": e}}, NEEDS.get(e, {}))
+        for loss, settings in losses.items():
+            both = merged(case, settings)
+            with contextlib.suppress(ValueError):  # refused together
+                RunConfig.model_validate(merged(base, both))
+                name, case = f"{e} with {loss}", both
+                del losses[loss]
+                break
+        cases[name] = case
+    return cases | losses
+
+
+CASES = {**paired(), **MORE}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +121,7 @@ def check(finished: Finished, config: RunConfig) -> None:
     met = {SYNC, TELEMETRY, "in the last row of a window"}
     met |= {CRITIC} if config.critic.enable else set()
     met |= {SCORED} if config.uses_reference else set()
+    met |= {WEIGHTS} if config.algorithm.rollout_correction.rollout_is else set()
     met |= {KL_LOSS} if config.actor.use_kl_loss else set()
     met |= {KL_REWARD} if config.algorithm.use_kl_in_reward else set()
     missing = problems({key for row in rows for key in row}, met)
@@ -128,3 +141,28 @@ def test_short_run(case: str, stack: SharedStack, demo_config: dict[str, Any]) -
         assert finished.rows[-1]["critic/vf_loss"] > 0
     if config.uses_reference:
         assert any(key in finished.rows[-1] for key in ("actor/kl_loss", "actor/reward_kl_penalty"))
+
+
+def test_dynamic_sampling_drops_and_refills(stack: SharedStack, demo_config: dict[str, Any]) -> None:
+    """Groups without spread leave through the gate, with recomputed log-probs and a proximal policy."""
+    total = 48
+    changes = {
+        "name": "dynamic-sampling",
+        "rollout": {"total_rollout_steps": total},
+        "actor": {"policy_loss": "decoupled_ppo"},
+        "algorithm": {"filter_groups": {"enable": True}},
+        "async_training": {"use_rollout_log_probs": False, "partial_rollout": False},
+    }
+    finished = stack.run(RunConfig.model_validate(merged(demo_config, changes)))
+    assert finished.code == 0
+    assert finished.balanced
+    counts = finished.stats.counts
+    assert counts["dropped"] > 0, "no group was without spread: the test is blind"
+    assert finished.stats.dropped_reasons == {"zero_spread": counts["dropped"]}
+    assert counts["trained"] + counts["dropped"] == finished.stats.issued_total == total
+    gaps = [int(gap) for row in finished.rows for gap in row["staleness/version_gap/hist"]]
+    assert max(gaps) <= 1, "eta = 0.5, running work finishes: the gap is 1"
+    for row in finished.rows:
+        assert row["group/zero_std_ratio"] == 0
+        assert row["actor/skipped_steps"] == 0
+        assert "timing_s/old_log_prob" in row

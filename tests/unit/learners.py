@@ -11,6 +11,7 @@ import torch
 from headrace.config import RunConfig
 from headrace.wire import Sample
 from headrace_trainer.learner import Learned, Learner
+from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
 from tests.unit import test_gradient_equivalence as equivalence
 
@@ -62,3 +63,14 @@ NEEDS: dict[str, dict[str, dict[str, Any]]] = {
     "decoupled_ppo": {"async_training": {"use_rollout_log_probs": False}},
 }
 """What an estimator or a loss asks for beside its name."""
+
+
+def training(seed: int) -> Learnable:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (step + 1))
+    model(torch.randn(5, 4)).square().sum().backward()
+    optimizer.step()
+    schedule.step()
+    return Learnable(model, optimizer, schedule)

@@ -92,7 +92,6 @@ def test_an_unknown_override_is_the_command_lines(tmp_path: Path) -> None:
         ("model", "here", "'here' is not possible; write a section with keys below it"),
         ("data.train_files", [], "[] is not possible; name at least one"),
         ("name", "a/b", "'a/b' is not possible; use up to 63 letters"),
-        ("trainer.resume", "maybe", "use auto or never"),
     ],
 )
 def test_a_bad_value_says_what_is_possible(tmp_path: Path, dotted: str, value: Any, told: str) -> None:

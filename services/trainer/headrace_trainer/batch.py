@@ -18,6 +18,7 @@ from headrace_trainer.ranks import Ranks
 log = logging.getLogger("headrace.trainer.batch")
 
 _POLL_S = 0.01
+_MEMBERS_EVERY_S = 10.0
 
 
 class Stopped(Exception):
@@ -123,7 +124,15 @@ class Batches:
 
     def _claim(self, window: int, count: int) -> list[Claimed]:
         """Rank 0 claims, everybody hears of it. [] at the end of data."""
-        told = self._ranks.share(self._claim_on_first(window, count) if self._ranks.is_first else None)
+        deadline = time.monotonic() + self._config.trainer.claim_timeout_s
+        while True:
+            found = self._claim_on_first(window, count, deadline) if self._ranks.is_first else None
+            told = self._ranks.share(found)
+            if told["status"] != "wait":
+                break
+            if told["nobody"]:  # a state, not an error: somebody may scale up
+                log.info("no rollouter takes part; waiting")
+                deadline = time.monotonic() + self._config.trainer.claim_timeout_s
         status = str(told["status"])
         if status == "stopped":
             raise Stopped
@@ -131,8 +140,9 @@ class Batches:
             raise ClaimFailed(told["why"])
         return [Claimed(*row) for row in told["items"]]
 
-    def _claim_on_first(self, window: int, count: int) -> dict[str, object]:
-        deadline = time.monotonic() + self._config.trainer.claim_timeout_s
+    def _claim_on_first(self, window: int, count: int, deadline: float) -> dict[str, object]:
+        """`wait` now and then: the other ranks stand in a collective, which has a deadline of its own."""
+        look = time.monotonic() + _MEMBERS_EVERY_S
         while True:
             reply = self._ledger.run(ops.claim(self._lineage, window, count))
             if reply.status is ClaimStatus.FENCED:
@@ -145,6 +155,8 @@ class Batches:
                 return {"status": str(reply.status), "items": rows}
             if self._stopping():
                 return {"status": "stopped"}
+            if time.monotonic() > look:
+                return {"status": "wait", "nobody": not self._ledger.run(ops.stats()).members}
             if time.monotonic() > deadline:
                 s = self._ledger.run(ops.stats())
                 return {

@@ -3,6 +3,9 @@
 `checkpoints/step_N/` is written under another name and renamed when it is complete, so a crash leaves
 the previous one valid. The manifest is the commit point of training: ids in it are trained whatever
 the ledger says.
+
+Saving copies the state and returns; a thread writes it while training goes on. What the manifest says is
+what was true when the state was copied, not when the writing ended.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +30,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from headrace.runner.layout import CHECKPOINT_MANIFEST as MANIFEST
+from headrace.runner.layout import complete_checkpoints
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
 
 log = logging.getLogger("headrace.trainer.checkpoint")
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 
 
@@ -60,12 +66,6 @@ class Progress:
     """Of the KL divergence in the reward, as the controller left it."""
 
 
-def newest(directory: Path) -> Path | None:
-    """The newest complete checkpoint, or None."""
-    found = [d for d in directory.glob("step_*") if (d / MANIFEST).exists()]
-    return max(found, key=lambda d: int(d.name.removeprefix("step_")), default=None)
-
-
 def read_manifest(checkpoint: Path) -> Progress:
     """Raises ValueError when it is damaged or of another format."""
     try:
@@ -86,6 +86,10 @@ def _is_saved(checkpoint: Path, progress: Progress) -> bool:
     return (there.lineage, there.step, there.version) == (progress.lineage, progress.step, progress.version)
 
 
+class SaveFailed(RuntimeError):
+    """A checkpoint could not be written."""
+
+
 def _key(part: str, what: str) -> str:
     """In a checkpoint's state; the policy's stands at the top."""
     return what if part == "policy" else f"{part}/{what}"
@@ -98,12 +102,16 @@ class Checkpoints:
         keep: int,
         parts: Mapping[str, Learnable],
         ranks: Ranks,
+        limit_s: float = 1800.0,
     ) -> None:
-        """`parts`: what is trained, by name; `policy` is one of them."""
+        """`parts`: what is trained, by name; `policy` is one of them. `limit_s`: longest writing."""
         self._directory = directory
         self._keep = keep
         self._parts = parts
         self._ranks = ranks
+        self._limit_s = limit_s
+        self._writer: threading.Thread | None = None
+        self._failure: SaveFailed | None = None
 
     def _state(self) -> dict[str, Any]:
         """Sharded, and where `dcp.load` writes to."""
@@ -113,10 +121,19 @@ class Checkpoints:
             out[_key(name, "model")] = model_state
             out[_key(name, "optimizer")] = optimizer_state
             out[_key(name, "schedule")] = part.schedule.state_dict()
+        out[self._rng_key] = torch.get_rng_state()
         return out
 
-    def save(self, progress: Progress) -> Path:
-        """All ranks together. When it returns the checkpoint is on disk."""
+    @property
+    def _rng_key(self) -> str:
+        return f"rng/{self._ranks.rank}"
+
+    def begin(self, progress: Progress) -> Path:
+        """Copy the state and begin to write it; all ranks together. Waits for a save that is under way.
+
+        Raises SaveFailed when that one failed.
+        """
+        self.wait()
         final = self._directory / f"step_{progress.step:08d}"
         fresh = self._directory / f".step_{progress.step:08d}.tmp"
         if self._ranks.share(_is_saved(final, progress) if self._ranks.is_first else None):
@@ -126,26 +143,69 @@ class Checkpoints:
                 shutil.rmtree(stale, ignore_errors=True)
             fresh.mkdir(parents=True)
         self._ranks.share(None)
-        dcp.save(self._state(), checkpoint_id=fresh, process_group=self._ranks.control)
-        if self._ranks.is_first:
-            plain = {"format": FORMAT, **asdict(progress)}
-            with (fresh / MANIFEST).open("w") as handle:
-                json.dump(plain, handle)
-                handle.flush()
-                os.fsync(handle.fileno())
-            if final.exists():  # the same step, trained again after a resume from an older checkpoint
-                aside = self._directory / f".step_{progress.step:08d}.old.tmp"
-                final.rename(aside)
-            fresh.rename(final)
-            _sync_directory(self._directory)
-            self._retain()
-        self._ranks.share(None)
+        plain = {"format": FORMAT, **asdict(progress)}
+        upload = dcp.async_save(self._state(), checkpoint_id=fresh, process_group=self._ranks.saving)
+        self._writer = threading.Thread(
+            target=self._write, args=(upload, plain, fresh, final), name="checkpoint", daemon=True
+        )
+        self._writer.start()
         return final
+
+    def save(self, progress: Progress) -> Path:
+        """`begin`, and wait until the checkpoint is on disk."""
+        path = self.begin(progress)
+        self.wait()
+        return path
+
+    def check(self) -> None:
+        """Raises SaveFailed when a save has failed meanwhile."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self) -> None:
+        """Until no save is under way, on any rank. Raises SaveFailed, on every rank alike."""
+        if self._writer is not None:
+            self._writer.join(self._limit_s)
+            if self._writer.is_alive():
+                self._failure = SaveFailed(f"a checkpoint was not written within {self._limit_s:g} s")
+            self._writer = None
+        for failure in self._ranks.gather_all(str(self._failure) if self._failure else None):
+            if failure is not None:
+                raise SaveFailed(failure)
+
+    def _write(self, upload: Future[Any], plain: dict[str, Any], fresh: Path, final: Path) -> None:
+        """In a thread: once every rank's shards are there, rank 0 makes the checkpoint valid."""
+        try:
+            upload.result(self._limit_s)
+            if self._ranks.is_first:
+                self._publish(plain, fresh, final)
+        except Exception as error:  # kept for `check` and `wait`: the training loop raises it
+            log.exception("checkpoint failed")
+            self._failure = SaveFailed(f"the checkpoint {final} could not be written: {error!r}")
+
+    def _publish(self, plain: dict[str, Any], fresh: Path, final: Path) -> None:
+        with (fresh / MANIFEST).open("w") as handle:
+            json.dump(plain, handle)
+            handle.flush()
+            os.fsync(handle.fileno())
+        if final.exists():  # the same step, trained again after a resume from an older checkpoint
+            final.rename(self._directory / f".{final.name}.old.tmp")
+        fresh.rename(final)
+        _sync_directory(self._directory)
+        for old in complete_checkpoints(self._directory)[: -self._keep]:
+            shutil.rmtree(old)
+        log.info("checkpoint saved", extra={"path": str(final), "step": plain["step"]})
 
     def load(self, checkpoint: Path) -> Progress:
         """All ranks together, on any number of ranks. Raises ValueError when it cannot be read."""
         progress = read_manifest(checkpoint)
         state = self._state()
+        try:
+            known = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+        except Exception as error:  # whatever the reader makes of a damaged file
+            raise ValueError(f"{checkpoint}: its metadata cannot be read: {error!r}") from error
+        if self._rng_key not in known:  # saved by fewer ranks
+            del state[self._rng_key]
         try:
             dcp.load(state, checkpoint_id=checkpoint, process_group=self._ranks.control)
         except dcp.api.CheckpointException as error:
@@ -158,6 +218,8 @@ class Checkpoints:
                 optim_state_dict=state[_key(name, "optimizer")],
             )
             part.schedule.load_state_dict(state[_key(name, "schedule")])
+        if self._rng_key in state:
+            torch.set_rng_state(state[self._rng_key])
         log.info("checkpoint loaded", extra={"path": str(checkpoint), "step": progress.step})
         return progress
 
@@ -166,11 +228,6 @@ class Checkpoints:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(self._parts["policy"].model, options=options)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
-
-    def _retain(self) -> None:
-        complete = sorted(d for d in self._directory.glob("step_*") if (d / MANIFEST).exists())
-        for old in complete[: -self._keep]:
-            shutil.rmtree(old)
 
 
 def _sync_directory(path: Path) -> None:

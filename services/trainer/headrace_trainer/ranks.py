@@ -28,6 +28,8 @@ class Ranks:
         self.control = dist.new_group(backend="gloo", timeout=timeout)
         self.weights = dist.new_group(backend="gloo", timeout=timeout)
         """Only the weight servers use it."""
+        self.saving = dist.new_group(backend="gloo", timeout=timeout)
+        """Only the threads that write checkpoints use it."""
 
     @property
     def is_first(self) -> bool:

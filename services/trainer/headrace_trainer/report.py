@@ -33,8 +33,12 @@ WAITS = ("gen_wait", "wait_prev_gen")
 class Report:
     """Every rank has one, since sums are collective; only rank 0 writes."""
 
-    def __init__(self, config: RunConfig, ledger: SyncLedger, ranks: Ranks, run_dir: Path) -> None:
+    def __init__(
+        self, config: RunConfig, ledger: SyncLedger, ranks: Ranks, run_dir: Path, parameters: int = 0
+    ) -> None:
+        """`parameters`: how many the policy has, over all ranks."""
         self._config = config
+        self.parameters = parameters
         self._ledger = ledger
         self._ranks = ranks
         self._log = RunLog(run_dir) if ranks.is_first else None
@@ -138,6 +142,12 @@ class Report:
                 {
                     "rewards": [t.reward for t in mine],
                     "lengths": [len(t.token_ids) for t in mine],
+                    "tokens": sum(
+                        len(s.prompt.token_ids) + len(t.token_ids)
+                        for mini in batch.mini
+                        for s in mini
+                        for t in s.trajectories
+                    ),
                     "cut": sum(t.finish_reason == 2 for t in mine),
                     "zero": sum(
                         len({t.reward for t in s.trajectories}) == 1 for mini in batch.mini for s in mini
@@ -246,6 +256,13 @@ class Report:
             **learned.metrics,
             **self._sync,
         }
+        if self._config.algorithm.rollout_correction.rollout_is is not None:
+            row["rollout_corr/clipped_fraction"] = total.truncated / tokens
+        if peak := self._config.trainer.peak_flops:
+            # Forward and backward, two operations per parameter and token in the one, four in the other;
+            # attention's own are left out (Chowdhery et al. 2022, appendix B).
+            work = 6.0 * self.parameters * sum(f["tokens"] for f in facts)
+            row["perf/mfu"] = work / (step_s * peak * self._config.world_size)
         if self._config.actor.use_kl_loss:
             row["actor/kl_loss"] = total.reference_kl / tokens
             row["actor/kl_coef"] = self._config.actor.kl_loss_coef

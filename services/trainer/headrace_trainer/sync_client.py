@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import threading
 from collections.abc import Callable, Iterator
 
@@ -127,7 +128,7 @@ class SyncClient:
                 log.exception("sync client failed")
                 self._fail(f"sync client failed: {error!r}")
                 return
-            self._stop.wait(delay)
+            self._stop.wait(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, 5.0)
 
     def _stream(self, stub: sync_pb2_grpc.CoordinatorStub) -> None:

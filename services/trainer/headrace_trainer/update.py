@@ -76,6 +76,8 @@ class UpdateSums(TokenSums):
     """Of the current policy to the reference, as the loss estimates it."""
     masked: float = 0.0
     """Tokens that the loss or the rollout correction left out."""
+    truncated: float = 0.0
+    """Tokens times the share of the importance weights that truncation bounded."""
     grad_norms: list[float] = field(default_factory=list)
     skipped: int = 0
     offenders: list[str] = field(default_factory=list)
@@ -195,6 +197,8 @@ class Updater:
             trainer = log_probs.detach() if same else batch.old_log_probs
             corrected = correct_rollout(trainer, batch.behaviour_log_probs, batch.mask, self._correction)
             mask, weights = corrected.mask, corrected.weights
+            high = corrected.metrics.get("rollout_is_ratio_fraction_high", torch.zeros(()))
+            sums.truncated += float(corrected.metrics.get("rollout_is_oob_ratio", high) * batch.mask.sum())
         losses = policy_loss(
             actor.policy_loss,
             PolicyLossInput(

@@ -1,0 +1,43 @@
+"""`headrace export`: a checkpoint as a Hugging Face model directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from headrace import config_load
+from headrace.cli.status import no_run
+from headrace.runner.layout import complete_checkpoints, find_run
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+def export(name: str, runs_dir: Path, step: int | None, out: Path) -> int:
+    """The command; returns the exit code. `step` None: the newest checkpoint."""
+    layout = find_run(name, runs_dir)
+    if layout is None:
+        print(no_run(name, runs_dir), file=sys.stderr)
+        return EXIT_USAGE
+    there = {int(d.name.removeprefix("step_")): d for d in complete_checkpoints(layout.checkpoints)}
+    if not there or (step is not None and step not in there):
+        shown = ", ".join(map(str, there)) or "none"
+        print(
+            f"headrace: {layout.root.name} has no checkpoint of step {step}; there are: {shown}"
+            if step is not None
+            else f"headrace: {layout.root.name} has no checkpoint yet (trainer.save_freq)",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        print(f"headrace: {out} is there already and not empty; choose another --out", file=sys.stderr)
+        return EXIT_USAGE
+    checkpoint = there[max(there) if step is None else step]
+    from headrace_trainer.export import export_checkpoint  # torch takes seconds to import
+
+    try:
+        export_checkpoint(config_load.load(layout.config), checkpoint, out)
+    except ValueError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    print(f"{checkpoint.name} of {layout.root.name} is in {out}; transformers and vLLM load it")
+    return 0

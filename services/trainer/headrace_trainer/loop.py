@@ -1,0 +1,399 @@
+"""One trainer rank: recover, sync, then claim -> advantage -> update -> acknowledge, until data ends.
+
+The first act is always a full sync, also onto unchanged weights: no engine generates before it holds
+what this lineage starts from.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace import environment
+from headrace.comm.store import serve_store
+from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.client import SyncLedger, adopt
+from headrace.net import interface_address
+from headrace.redis_connect import connect
+from headrace.startup import wait_until_configured
+from headrace.trained_log import TrainedLog
+from headrace.v1 import sync_pb2 as pb
+from headrace.weights.checkpoint_format import check_names
+from headrace.weights.layout import units_to_pb
+from headrace.weights.snapshot import Snapshot
+from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped
+from headrace_trainer.checkpoint import Checkpoints, Progress
+from headrace_trainer.learner import Learned, Learner
+from headrace_trainer.policy import export_model
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.report import Report
+from headrace_trainer.resume import candidates, set_aside
+from headrace_trainer.sync_client import SyncClient, SyncFailed
+from headrace_trainer.weight_server import WeightServer
+
+log = logging.getLogger("headrace.trainer")
+
+EX_STOPPED = 75
+_CANARY_TOKENS = 48
+
+
+class NotFinite(RuntimeError):
+    """Nothing of several local updates in a row was finite."""
+
+
+class Trainer:
+    def __init__(self, config: RunConfig, ranks: Ranks, run_dir: Path, stop_file: Path) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.run_dir = run_dir
+        self._stop_file = stop_file
+        self.ledger = SyncLedger(
+            connect(environment.redis_url()), config.name, retry_s=config.redis.outage_timeout_s
+        )
+        self.learner = Learner(config, ranks)
+        self.checkpoints = Checkpoints(
+            run_dir / "checkpoints",
+            config.trainer.max_ckpt_to_keep,
+            self.learner.parts,
+            ranks,
+            config.trainer.save_timeout_s,
+        )
+        self._saved_at = time.monotonic()
+        self.progress = Progress()
+        self.snapshot = Snapshot(
+            self.learner.model, config.model.dtype, config.sync.bucket_bytes, ranks.weights
+        )
+        parameters = sum(p.numel() for p in self.learner.model.parameters())  # of shards: the whole tensor's
+        self.report = Report(config, self.ledger, ranks, run_dir, parameters)
+        self.canary_ids = self._first_canary()
+        self.window = -1
+        self.updates_in_window = 0
+        self.sync: SyncClient | None = None
+        self.trained_log: TrainedLog | None = None
+        self._pending = False
+        self._validated = -1
+        self._skipped_in_a_row = 0
+
+    # -- start -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Recover from the newest checkpoint, fence older trainers, bring every engine to our weights."""
+        if self.ranks.is_first:
+            names = [t.name for unit in self.snapshot.units for t in unit.tensors]
+            check_names(Path(self.config.model.path), names)
+        self._recover()
+        self.progress.lineage, version = self.ranks.share(
+            self._open_lineage() if self.ranks.is_first else None
+        )
+        self.progress.version = version
+        if self.ranks.is_first:
+            self.trained_log = TrainedLog(self.run_dir)
+            self.trained_log.began(self.progress.lineage, self.progress.step)
+        self.batches = Batches(self.config, self.ledger, self.ranks, self.progress.lineage, self._stopping)
+        store = serve_store(self._host()) if self.ranks.is_first else None
+        address = self.ranks.share([self._host(), store.port] if store is not None else None)
+        if store is None:
+            from torch.distributed import TCPStore
+
+            store = TCPStore(address[0], address[1], is_master=False, wait_for_workers=False)
+        self.server = WeightServer(self.snapshot, store, self.ranks.rank, self.ranks.device)
+        if self.ranks.is_first:
+            self.sync = SyncClient(
+                self.server,
+                self.progress.lineage,
+                address[0],
+                address[1],
+                environment.coordinator(),
+                environment.token(),
+                self.report.canary,
+            )
+        gc.collect()
+        gc.freeze()  # what is loaded stays: full collections need not walk it
+        self.begin_sync(final=False)
+        self.finish_sync()
+
+    def _recover(self) -> None:
+        """From the newest checkpoint that can be read. Raises ValueError when there are some and none can."""
+        directory, resume = self.run_dir / "checkpoints", self.config.trainer.resume
+        names = self.ranks.share(candidates(directory, resume) if self.ranks.is_first else None)
+        errors: dict[str, str] = {}
+        for name in names:
+            try:
+                self.progress = self.checkpoints.load(directory / name)
+                break
+            except ValueError as error:
+                log.error("checkpoint cannot be used", extra={"reason": str(error)})
+                errors[name] = str(error)
+        else:
+            if errors:
+                raise ValueError("no checkpoint of the run can be used:\n" + "\n".join(errors.values()))
+            return
+        if self.ranks.is_first:
+            set_aside(
+                directory, list(errors)
+            )  # else they would count as the newest when old ones are removed
+        self.ranks.share(None)
+        self.learner.resumed(self.progress.step, self.progress.kl_coef)
+        self.report.resumed(self.progress.wall_s)
+
+    def _open_lineage(self) -> tuple[int, int]:
+        """Rank 0: a new lineage, and a ledger that agrees with the checkpoint."""
+        wait_until_configured(self.ledger, self.config.services.start_timeout_s)
+        expected = self.ledger.run(ops.stats()).lineage
+        reply = self.ledger.run(ops.open_lineage(expected))
+        if not reply.ok:
+            raise ClaimFailed("another trainer opened a lineage at the same time")
+        adopt(self.ledger, reply.lineage, self.progress.trained)
+        log.info("lineage opened", extra={"lineage": reply.lineage, "from_step": self.progress.step})
+        return reply.lineage, reply.version
+
+    def _host(self) -> str:
+        return interface_address(environment.coordinator().rsplit(":", 1)[0])
+
+    def _first_canary(self) -> list[int]:
+        """Before anything was sampled: fixed pseudo-random tokens."""
+        vocabulary = int(self.learner.model.config.vocab_size)  # type: ignore[union-attr,arg-type]
+        generator = torch.Generator().manual_seed(self.config.seed)
+        length = min(
+            _CANARY_TOKENS, self.config.data.max_prompt_length + self.config.data.max_response_length
+        )
+        return [int(t) for t in torch.randint(0, vocabulary, (length,), generator=generator)]
+
+    # -- loop ------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        self.start()
+        try:
+            while (batch := self._next()) is not None:
+                self.train(batch)
+        except Stopped:
+            self.stop()
+            return EX_STOPPED
+        if not self.progress.step:
+            raise ClaimFailed(self._why_nothing())
+        self.finish()
+        return 0
+
+    def _why_nothing(self) -> str:
+        """All data are used up and no sample was trained: the run must not look completed."""
+        s = self.ledger.run(ops.stats())
+        return (
+            f"the data ended before a single sample was trained: dead {s.dead_reasons}, dropped "
+            f"{s.dropped_reasons}"
+        )
+
+    def _next(self) -> Batch | None:
+        if self.ranks.largest(int(self._stopping())):  # any node's launcher may be told to stop
+            raise Stopped
+        return self.batches.next(self.window)
+
+    def train(self, batch: Batch) -> None:
+        """One local update: R optimizer steps over the claimed samples, then the acknowledgement."""
+        self.report.begin_update(batch, self.window)
+        self._check_gap(batch)
+        p = self.progress
+        learned = self.learner.learn(batch.mini, p.step_of_version, p.optimizer_steps, self.report.phase)
+        p.kl_coef = self.learner.adapted_kl_coef
+        with self.report.phase("ack"):
+            self._count_skipped(learned)
+            self.batches.reject(batch, learned.rejected)
+            if batch.items:
+                self._acknowledge(batch, learned)
+            # Also of an update whose samples all went back: they have used up their places in the window.
+            self.updates_in_window += 1
+            last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
+        if last or self.updates_in_window >= self.config.async_training.trigger_parameter_sync_step:
+            with self.report.phase("param_sync"):
+                self.finish_sync()
+                self.begin_sync(final=last)
+                if self.config.waits_for_commit:
+                    self.finish_sync()
+            if self.config.waits_for_commit and self.ranks.is_first:
+                self.report.waited_for_generation()
+        self.server.check()
+        self.checkpoints.check()
+        self.report.end_update(batch, p, learned, self.learner.policy.learning_rate)
+
+    def _acknowledge(self, batch: Batch, learned: Learned) -> None:
+        p = self.progress
+        p.step += 1
+        p.optimizer_steps += learned.optimizer_steps
+        ids = [i.sample_id for i in batch.items]
+        p.trained.update(dict.fromkeys(ids, p.step))
+        if self.ranks.is_first:
+            verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
+            if verdict != "ok":
+                raise ClaimFailed(f"the ledger refused the acknowledgement of step {p.step}: {verdict}")
+            if self.trained_log is not None:
+                self.trained_log.trained(p.lineage, p.step, ids)
+        self._keep_canary(batch)
+
+    def _count_skipped(self, learned: Learned) -> None:
+        """Raises NotFinite when updates in a row taught nothing: going on would only use up samples."""
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.learner.is_stuck(learned) else 0
+        if self._skipped_in_a_row >= self.config.trainer.max_skipped_updates:
+            raise NotFinite(
+                f"{self._skipped_in_a_row} local updates in a row were not finite "
+                "(trainer.max_skipped_updates): the policy or the critic is broken; lower lr or grad_clip "
+                "of actor.optim or critic.optim, and start again from an older checkpoint"
+            )
+
+    def _check_gap(self, batch: Batch) -> None:
+        """The gate bounds the version gap; a sample beyond it would mean that the gate is broken."""
+        gaps = [self.window - i.min_version for i in batch.items]
+        bound = self.config.rule.largest_gap
+        if min(gaps) < 0 or (bound is not None and max(gaps) > bound):
+            raise RuntimeError(f"version gaps {sorted(gaps)} in window {self.window}, the bound is {bound}")
+
+    def _nothing_left(self) -> bool:
+        """Rank 0: no sample can come any more, so this was the last update."""
+        s = self.ledger.run(ops.stats())
+        return s.end_of_data and not any(
+            s.counts[state] for state in ("ready", "in_flight", "parked", "queued", "training")
+        )
+
+    def _keep_canary(self, batch: Batch) -> None:
+        """From now on the canary is a trajectory that was really sampled: rank 0's first."""
+        ids: list[int] | None = None
+        if self.ranks.is_first:
+            samples = [s for mini in batch.mini for s in mini]
+            if samples:
+                t = samples[0].trajectories[0]
+                ids = [*samples[0].prompt.token_ids.tolist(), *t.token_ids.tolist()][:_CANARY_TOKENS]
+        self.canary_ids = self.ranks.share(ids) or self.canary_ids
+
+    # -- sync ------------------------------------------------------------------------------------
+
+    def begin_sync(self, final: bool) -> None:
+        """Write the snapshot of the next version and ask for the round; training may go on meanwhile."""
+        version = self.window + 1 if self.window >= 0 else self.progress.version + 1
+        scores = self.learner.score(self.canary_ids)
+        self.server.write_snapshot(version)
+        self.learner.begin_window()
+        self.window = version
+        self.updates_in_window = 0
+        self.progress.step_of_version[str(version)] = self.progress.optimizer_steps
+        self._pending = True
+        freq = self.config.rollout.test_freq
+        validate = freq > 0 and (final or version == 0 or version % freq == 0)
+        if validate:
+            self._validated = version
+        if self.sync is not None:
+            self.sync.begin(
+                pb.BeginSync(
+                    lineage=self.progress.lineage,
+                    optimizer_step=self.progress.optimizer_steps,
+                    version=version,
+                    manifest=pb.Manifest(
+                        units=units_to_pb(self.snapshot.units),
+                        bucket_bytes=self.config.sync.bucket_bytes,
+                        bytes=self.snapshot.nbytes,
+                        canary=pb.Canary(token_ids=self.canary_ids, log_probs=scores),
+                        version=version,
+                    ),
+                    validate=validate,
+                    final=final,
+                )
+            )
+
+    def finish_sync(self) -> None:
+        """Wait until the round that is under way, if any, has committed; then checkpoint if it is time."""
+        if not self._pending:
+            return
+        limit = sync_limit_s(self.config)
+        committed: list[Any] | None = None
+        if self.sync is not None:
+            answer = self.sync.wait(limit)
+            self.report.committed(answer, self.snapshot.nbytes)
+            committed = [answer.version]
+        (self.progress.version,) = self.ranks.share(committed)
+        self._pending = False
+        if self.progress.step and self._is_time_to_save():
+            self.save()
+
+    def _is_time_to_save(self) -> bool:
+        t = self.config.trainer
+        if t.save_freq and self.progress.version % t.save_freq == 0:
+            return True
+        if not t.save_interval_s:
+            return False
+        elapsed = time.monotonic() - self._saved_at
+        return bool(self.ranks.share(elapsed >= t.save_interval_s if self.ranks.is_first else None))
+
+    def save(self, wait: bool = False) -> None:
+        """A checkpoint of what is true now; it is written while training goes on, unless `wait`."""
+        with self.report.phase("save_checkpoint"):
+            self.progress.wall_s = self.report.wall_s
+            self.checkpoints.begin(self.progress)
+            self._saved_at = time.monotonic()
+            if wait:
+                self.checkpoints.wait()
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def _stopping(self) -> bool:
+        return self._stop_file.exists()
+
+    def stop(self) -> None:
+        """An orderly stop: everything trained so far is in the checkpoint."""
+        log.info("stopping", extra={"step": self.progress.step})
+        if self.sync is not None and self._pending:
+            try:
+                answer = self.sync.committed()
+            except SyncFailed as error:
+                answer = None
+                log.warning("the last round failed", extra={"reason": str(error)})
+            if answer is not None:
+                self.report.committed(answer, self.snapshot.nbytes)
+        self.save(wait=True)
+        self.close()
+
+    def finish(self) -> None:
+        """After the last update: its sync, its validation, the checkpoint, the exported model."""
+        self.finish_sync()
+        freq = self.config.rollout.test_freq
+        if self.updates_in_window or (freq and self._validated != self.window):
+            # The end was not seen coming (the last samples died), or this start had nothing left to train.
+            self.begin_sync(final=True)
+            self.finish_sync()
+        if self.ranks.is_first:
+            self._wait_for_validation()
+        self.ranks.share(None)
+        self.save(wait=True)
+        state = self.checkpoints.full_state()
+        if self.ranks.is_first:
+            export_model(self.config, state, self.run_dir / "final")
+        self.ranks.share(None)
+        self.close()
+        log.info("completed", extra={"step": self.progress.step, "version": self.progress.version})
+
+    def _wait_for_validation(self) -> None:
+        deadline = time.monotonic() + self.config.val.max_delay_s
+        while (status := self.ledger.run(ops.val_status())).open:
+            if time.monotonic() > deadline:
+                log.warning("validation unfinished", extra={"done": status.done, "total": status.total})
+                self.ledger.run(ops.val_close(status.version))
+                return
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        if self.sync is not None:
+            self.sync.close()
+        self.server.close()
+        self.report.close()
+        if self.trained_log is not None:
+            self.trained_log.close()
+
+
+def sync_limit_s(config: RunConfig) -> float:
+    """Longest a sync round may take, in seconds: validation, running work, every attempt."""
+    c = config.sync
+    drain = 0.0 if config.rule.crosses is None else config.rollout.sample_timeout_s
+    attempts = (c.max_attempts + 2) * (c.rendezvous_timeout_s + c.transfer_timeout_s + 5.0)
+    return config.val.max_delay_s + c.drain_stall_s + c.pause_timeout_s + drain + attempts

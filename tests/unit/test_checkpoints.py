@@ -1,0 +1,182 @@
+"""Checkpoints, on a process group of one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.runner.layout import RESUMED_FROM, complete_checkpoints
+from headrace_trainer.checkpoint import MANIFEST, Checkpoints, Progress, SaveFailed
+from headrace_trainer.optimize import Learnable
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.resume import candidates
+from tests.unit.learners import training
+
+
+@pytest.mark.parametrize("names", [["policy"], ["policy", "critic"]])
+def test_a_checkpoint_brings_everything_back(names: list[str], tmp_path: Path, ranks: Ranks) -> None:
+    parts = {name: training(seed) for seed, name in enumerate(names)}
+    progress = Progress(
+        step=3, optimizer_steps=6, version=2, lineage=1, trained={"0000000000": 1}, kl_coef=0.25
+    )
+    path = Checkpoints(tmp_path, 2, parts, ranks).save(progress)
+    assert complete_checkpoints(tmp_path) == [path]
+    others = {name: training(seed + 7) for seed, name in enumerate(names)}
+    assert Checkpoints(tmp_path, 2, others, ranks).load(path) == progress
+    for name, part in parts.items():
+        other = others[name]
+        for p, q in zip(part.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.equal(p, q)
+            assert torch.equal(part.optimizer.state[p]["exp_avg"], other.optimizer.state[q]["exp_avg"])
+        assert other.schedule.state_dict()["last_epoch"] == part.schedule.state_dict()["last_epoch"]
+
+
+def test_a_checkpoint_without_a_critic_does_not_serve_one(tmp_path: Path, ranks: Ranks) -> None:
+    path = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks).save(Progress(step=3))
+    both = {"policy": training(1), "critic": training(2)}
+    with pytest.raises(ValueError, match="critic"):
+        Checkpoints(tmp_path, 2, both, ranks).load(path)
+
+
+def test_saving_is_atomic_and_keeps_the_newest(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
+    for step in (1, 2, 3):
+        checkpoints.save(Progress(step=step, lineage=1))
+    assert sorted(d.name for d in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
+    # A save that was cut off: nobody takes it for a checkpoint, the next save removes it.
+    cut_off = tmp_path / ".step_00000004.tmp"
+    cut_off.mkdir()
+    assert complete_checkpoints(tmp_path)[-1] == tmp_path / "step_00000003"
+    before = (tmp_path / "step_00000003" / MANIFEST).stat().st_ino
+    checkpoints.save(Progress(step=3, lineage=1))
+    assert (tmp_path / "step_00000003" / MANIFEST).stat().st_ino == before, "the same step is there already"
+    checkpoints.save(replace(Progress(step=3, lineage=2), tokens=7))
+    assert json.loads((tmp_path / "step_00000003" / MANIFEST).read_text())["lineage"] == 2
+    assert not cut_off.exists()
+
+
+def test_a_damaged_manifest_says_so(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
+    path = checkpoints.save(Progress(step=1))
+    (path / MANIFEST).write_text('{"format": 1, "step"')
+    with pytest.raises(ValueError, match=r"manifest\.json"):
+        checkpoints.load(path)
+
+
+def test_what_is_saved_is_what_was_true_when_saving_began(tmp_path: Path, ranks: Ranks) -> None:
+    """Training goes on while the checkpoint is written: neither weights nor ids of later steps are in it."""
+    part = training(0)
+    saved = {name: p.detach().clone() for name, p in part.model.named_parameters()}
+    moments = [part.optimizer.state[p]["exp_avg"].clone() for p in part.model.parameters()]
+    progress = Progress(step=1, trained={"0000000000": 1})
+    checkpoints = Checkpoints(tmp_path, 2, {"policy": part}, ranks)
+    path = checkpoints.begin(progress)
+    with torch.no_grad():  # the next step, while the thread writes
+        for p in part.model.parameters():
+            p.add_(1.0)
+            part.optimizer.state[p]["exp_avg"].zero_()
+    progress.step = 2
+    progress.trained["0000000001"] = 2
+    checkpoints.wait()
+    assert complete_checkpoints(tmp_path) == [path]
+    other = training(7)
+    loaded = Checkpoints(tmp_path, 2, {"policy": other}, ranks).load(path)
+    assert loaded == Progress(step=1, trained={"0000000000": 1})
+    for (name, p), moment in zip(other.model.named_parameters(), moments, strict=True):
+        assert torch.equal(p, saved[name])
+        assert torch.equal(other.optimizer.state[p]["exp_avg"], moment)
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path: Path, ranks: Ranks) -> None:
+    torch.manual_seed(5)
+    checkpoints = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
+    path = checkpoints.save(Progress(step=1))
+    drawn = torch.rand(3)
+    torch.manual_seed(99)
+    checkpoints.load(path)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_save_that_fails_is_heard_of_and_leaves_the_last_one(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
+    good = checkpoints.save(Progress(step=1))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "_publish", full)
+    checkpoints.begin(Progress(step=2))
+    with pytest.raises(SaveFailed, match=r"step_00000002.*No space left"):
+        checkpoints.wait()
+    with pytest.raises(SaveFailed):
+        checkpoints.check()
+    assert complete_checkpoints(tmp_path) == [good]
+
+
+@pytest.mark.parametrize("damage", ["metadata", "shard", "cut"])
+def test_a_damaged_checkpoint_says_so(damage: str, tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
+    path = checkpoints.save(Progress(step=1))
+    (shard,) = path.glob("*.distcp")
+    if damage == "metadata":
+        (path / ".metadata").write_bytes(b"not a pickle")
+    elif damage == "shard":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:200])
+    with pytest.raises(ValueError, match="step_00000001"):
+        checkpoints.load(path)
+
+
+def test_another_models_checkpoint_says_so(tmp_path: Path, ranks: Ranks) -> None:
+    path = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks).save(Progress(step=1))
+    wide = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(wide.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    other = {"policy": Learnable(wide, optimizer, schedule)}
+    with pytest.raises(ValueError, match="does not fit"):
+        Checkpoints(tmp_path, 2, other, ranks).load(path)
+
+
+# -- from which one to go on ---------------------------------------------------------------------------
+
+
+def made(directory: Path, *steps: int) -> None:
+    for step in steps:
+        (directory / f"step_{step:08d}").mkdir()
+        (directory / f"step_{step:08d}" / MANIFEST).write_text("{}")
+
+
+def test_the_newest_comes_first_and_what_was_cut_off_not_at_all(tmp_path: Path) -> None:
+    made(tmp_path, 9, 10, 2)
+    (tmp_path / "step_00000011").mkdir()
+    assert candidates(tmp_path, "auto") == ["step_00000010", "step_00000009", "step_00000002"]
+    assert candidates(tmp_path / "none", "auto") == []
+
+
+def test_a_path_is_obeyed_once(tmp_path: Path) -> None:
+    made(tmp_path, 1, 2, 3)
+    wanted = str(tmp_path / "step_00000002")
+    assert candidates(tmp_path, wanted) == ["step_00000002", "step_00000001"]
+    assert (tmp_path / "aside_1_step_00000003" / MANIFEST).exists(), "nothing is thrown away"
+    made(tmp_path, 3)  # saved by the trainer since; it dies and starts again
+    assert candidates(tmp_path, wanted) == ["step_00000003", "step_00000002", "step_00000001"]
+    (tmp_path / RESUMED_FROM).unlink()  # somebody asks again
+    assert candidates(tmp_path, wanted) == ["step_00000002", "step_00000001"]
+    assert (tmp_path / "aside_2_step_00000003").exists()
+
+
+@pytest.mark.parametrize("name", ["step_00000009", "../elsewhere/step_00000002", "maybe"])
+def test_a_path_that_is_no_checkpoint_of_the_run(tmp_path: Path, name: str) -> None:
+    made(tmp_path, 1, 2)
+    elsewhere = tmp_path.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    with pytest.raises(ValueError, match=r"no complete checkpoint of this run .*step_00000001"):
+        candidates(tmp_path, str(tmp_path / name))
+    assert len(list(tmp_path.glob("step_*"))) == 2
