@@ -177,12 +177,14 @@ class MemberWelcome(_message.Message):
     def __init__(self, committed_version: _Optional[int] = ...) -> None: ...
 
 class MemberPause(_message.Message):
-    __slots__ = ("round", "finish_through")
+    __slots__ = ("round", "finish_through", "drop_work")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    DROP_WORK_FIELD_NUMBER: _ClassVar[int]
     round: int
     finish_through: int
-    def __init__(self, round: _Optional[int] = ..., finish_through: _Optional[int] = ...) -> None: ...
+    drop_work: bool
+    def __init__(self, round: _Optional[int] = ..., finish_through: _Optional[int] = ..., drop_work: _Optional[bool] = ...) -> None: ...
 
 class JoinGroup(_message.Message):
     __slots__ = ("session", "rendezvous", "rank_offset")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -54,7 +55,12 @@ class Rollouter:
             load_reward(config.custom_reward_function.path, config.custom_reward_function.name),
             config.custom_reward_function.timeout_s,
         )
-        ledger = AsyncLedger(connect_async(environment.redis_url()), config.name)
+        ledger = AsyncLedger(
+            connect_async(environment.redis_url()),
+            config.name,
+            retry_s=config.redis.outage_timeout_s,
+            waits_when_full=True,
+        )
         # An unreachable Redis shows before the engine loads.
         await until_configured(ledger, config.services.start_timeout_s)
         await ledger.run(ops.beat(self.incarnation))
@@ -63,6 +69,9 @@ class Rollouter:
         began = time.monotonic()
         self.engine = await Engine.start(config, stop_ids)
         log.info("engine loaded", extra={"seconds": round(time.monotonic() - began, 1)})
+        # What has been imported stays: without this each full collection walks all of it.
+        gc.collect()
+        gc.freeze()
         _write_engine_file()
         trace = recorder(config, f"rollouter-{self.args.replica}")
         self.worker = Worker(config, ledger, self.engine, scorer, decode, self.incarnation, trace)
@@ -135,6 +144,7 @@ class Rollouter:
             metrics.ACTIVE.inc(max(0.0, active - active_before))
             metrics.WINDOW.inc(max(0.0, window - window_before))
             metrics.RUNNING.set(self.engine.running)
+            metrics.MEMORY.set(ledger.waits_for_memory)
             active_before, window_before = active, window
             now = RolloutTelemetry(
                 active_s=active,

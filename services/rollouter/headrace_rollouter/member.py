@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import AsyncIterator
 
@@ -73,7 +74,7 @@ class Member:
             finally:
                 self.connected = False
                 self.left.set()
-            await asyncio.sleep(delay)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # not all at once after a restart
             delay = min(delay * 2, 5.0)
 
     async def _stream(self, stub: sync_pb2_grpc.CoordinatorStub) -> None:
@@ -119,7 +120,9 @@ class Member:
                 raise Expelled(command.expelled.reason)
 
     async def _pause(self, pause: pb.MemberPause) -> None:
-        if pause.HasField("finish_through"):
+        if pause.drop_work:
+            await self._worker.drop_work()
+        elif pause.HasField("finish_through") and not self._paused:  # what is frozen would never finish
             with self._worker.trace.slice("let_finish", running=self._worker.running):
                 await self._let_finish(pause.finish_through)
         if not self._paused:

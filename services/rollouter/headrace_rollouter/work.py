@@ -49,6 +49,9 @@ _VALIDATION_POLL_S = 1.0
 _VALIDATION_CHUNK = 16
 _ANSWER_CHARS = 1000
 
+Attempt = tuple[str, int]
+"""(sample id, attempt): a sample that was taken back may come again while its old attempt still ends."""
+
 
 def sampling_seed(run_seed: int, sample_id: str, index: int, have: int, failures: int = 0) -> int:
     """Seed of one trajectory, a pure function of what it is; `have` tokens already exist.
@@ -87,8 +90,8 @@ class Worker:
         self.trusted = asyncio.Event()
         """The canary of the present version has passed: results may leave."""
         self.draining = False
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._oldest: dict[str, int] = {}
+        self._tasks: dict[Attempt, asyncio.Task[None]] = {}
+        self._oldest: dict[Attempt, int] = {}
         """No token of the running sample is of an older version than this."""
         self.taking = False
         """A request for work is under way: what it brings belongs to the version before a pause."""
@@ -167,16 +170,17 @@ class Worker:
         metrics.TAKES.labels(status=str(reply.status)).inc()
         for item in reply.items:
             # Until parked work is read, what it holds may be as old as can be.
-            self._oldest[item.sample_id] = -1 if item.work else self.version
-            self._tasks[item.sample_id] = task = asyncio.create_task(self._sample(item))
-            task.add_done_callback(functools.partial(self._ended, item.sample_id))
+            attempt = (item.sample_id, item.attempt)
+            self._oldest[attempt] = -1 if item.work else self.version
+            self._tasks[attempt] = task = asyncio.create_task(self._sample(item))
+            task.add_done_callback(functools.partial(self._ended, attempt))
         return len(reply.items)
 
-    def _ended(self, sample_id: str, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(sample_id, None)
-        self._oldest.pop(sample_id, None)
+    def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(attempt, None)
+        self._oldest.pop(attempt, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("sample task failed", exc_info=error, extra={"sample": sample_id})
+            log.error("sample task failed", exc_info=error, extra={"sample": attempt[0]})
             self._failure = self._failure or error
 
     # -- one sample ------------------------------------------------------------------------------
@@ -193,7 +197,9 @@ class Worker:
             group = decode_parked(item.work) if item.work else self._fresh_group()
             if len(group) != self._group_size:
                 raise WireError(f"parked group of {len(group)}, {self._group_size} are asked for")
-            self._oldest[item.sample_id] = min([self.version, *(v[0] for t in group if (v := t.versions))])
+            self._oldest[item.sample_id, item.attempt] = min(
+                [self.version, *(v[0] for t in group if (v := t.versions))]
+            )
         except WireError as error:
             await self._fail(item, "malformed", str(error))
             return
@@ -270,14 +276,16 @@ class Worker:
             for index, t in enumerate(group)
         ]
         pending = set(calls)
-        while pending:
-            left = deadline - self._clock()
-            if left <= 0:
-                for call in pending:
-                    call.cancel()
-                await asyncio.gather(*pending, return_exceptions=True)
-                raise TimeoutError
-            _, pending = await asyncio.wait(pending, timeout=min(max(left, 0.01), 5.0))
+        try:
+            while pending:
+                left = deadline - self._clock()
+                if left <= 0:
+                    raise TimeoutError
+                _, pending = await asyncio.wait(pending, timeout=min(max(left, 0.01), 5.0))
+        finally:
+            for call in pending:
+                call.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
         errors = [error for call in calls if (error := call.exception()) is not None]
         if errors:
             raise errors[0]
@@ -339,6 +347,15 @@ class Worker:
             op = ops.hand_back(self._owner, item.sample_id, item.attempt)
         verdict = await self._ledger.run(op)
         log.info("let go", extra={"sample": item.sample_id, "by": op.script, "verdict": str(verdict)})
+
+    async def drop_work(self) -> None:
+        """End everything that runs: it is others' by now, and would be refused."""
+        running = [*self._tasks.values(), *self._val_tasks]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._engine.abort_all()
+        log.info("work dropped", extra={"samples": len(running)})
 
     # -- drain -----------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ async def serve(args: argparse.Namespace) -> int:
     await until_configured(
         AsyncLedger(client, config.name, retry_s=patience), config.services.start_timeout_s
     )
-    driver = Driver(config, AsyncLedger(client, config.name))
+    driver = Driver(config, AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s))
     server = grpc.aio.server(
         interceptors=[TokenInterceptor(environment.token())],
         options=[

@@ -14,10 +14,19 @@ class MemberConnection:
     workers: int
     version: int
     paused: bool
+    """As it has said last. One that was expired while it ran, and is asked to pause, says so when it can."""
     outgoing: asyncio.Queue[pb.MemberCommand | None] = field(default_factory=asyncio.Queue)
     """None ends the stream."""
     tokens: int = 0
     """Progress of running work while it is let finish: tokens generated so far."""
+    is_member: bool = False
+    """As of the last reading of the ledger: what runs there is its own."""
+    unheard: bool = False
+    """Its lease ended though its stream is up: it may be frozen. Until it says that it has paused."""
+    asked_to_pause: bool = False
+    """Outside of a round, to be taken in again."""
+    not_before: float = 0.0
+    """Monotonic seconds: an admission that was refused is not tried again at once."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ receivers refuse what an older one still sends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -23,6 +24,9 @@ from headrace_coordinator.transfers import Timings, Transfers
 
 log = logging.getLogger("headrace.coordinator")
 
+_MEMBERS_EVERY_S = 1.0
+_REFUSED_WAIT_S = 5.0
+
 
 class Superseded(RuntimeError):
     """A newer coordinator has taken over; this one must end."""
@@ -36,6 +40,7 @@ class Driver:
         self.round = 0
         self.lineage = 0
         self.members: set[str] = set()
+        self._members_lineage = -1
         self.connections = Connections()
         self.transfers = Transfers(config, self.connections, self._expire)
         self.pending: pb.BeginSync | None = None
@@ -51,8 +56,7 @@ class Driver:
         found = await self.ledger.run(ops.open_term())
         self.connections.term, self.version = found.term, found.version
         self.round, self.lineage = found.round, found.lineage
-        stats = await self.ledger.run(ops.stats())
-        self.members = set(stats.members)
+        await self._read_members()
         metrics.POLICY_VERSION.set(self.version)
         log.info("term opened", extra={"term": self.term, "version": self.version, "phase": str(found.phase)})
 
@@ -85,6 +89,7 @@ class Driver:
         welcome = pb.MemberWelcome(committed_version=self.version)
         self.connections.send(connection, pb.MemberCommand(welcome=welcome))
         stats = await self.ledger.run(ops.stats())
+        connection.is_member = name in stats.members
         if self.connections.members.get(name) is not connection:
             return
         if self.session is not None and name in self.session.roster:
@@ -156,8 +161,15 @@ class Driver:
             self.pending = request
             self.wake()
 
+    def paused(self, connection: MemberConnection, round_: int) -> None:
+        connection.paused, connection.unheard = True, False
+        if round_ == self.round:
+            self.transfers.event(s.Paused(connection.incarnation))
+        if connection.incarnation not in self.members:
+            self.wake()
+
     def canary(self, connection: MemberConnection, report: pb.MemberResumed) -> None:
-        connection.paused = False
+        connection.paused = connection.asked_to_pause = False
         connection.version = report.version
         metrics.SYNC_LOGPROB_DIFF.set(report.canary_max_abs_diff)
         self.connections.send_trainer(
@@ -179,23 +191,49 @@ class Driver:
 
     async def run(self) -> None:
         while True:
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _MEMBERS_EVERY_S)
             self._wake.clear()
+            if self.connections.members and self.pending is None:
+                await self._read_members()
             if self.pending is not None and self.trainer is not None:
                 await self._round(self.pending)
                 self.wake()
             elif (joiner := self._next_joiner()) is not None:
                 await self._catch_up(joiner)
 
+    async def _read_members(self) -> Stats:
+        """Who takes part, by the ledger: it expires those whose lease has ended, and a new lineage all."""
+        stats = await self.ledger.run(ops.stats())
+        same_lineage = stats.lineage == self._members_lineage
+        for name, connection in self.connections.members.items():
+            connection.is_member = name in stats.members
+            if same_lineage and name in self.members and name not in stats.members:
+                connection.unheard = True
+        self.members, self._members_lineage = set(stats.members), stats.lineage
+        return stats
+
     def joiners(self) -> list[str]:
         return [name for name in self.connections.members if name not in self.members]
+
+    def _can_join(self, name: str) -> bool:
+        """Nobody waits for one that may be frozen."""
+        return not self.connections.members[name].unheard
 
     def _next_joiner(self) -> str | None:
         if self.trainer is None or self._manifest is None:
             return None
-        if self.trainer.snapshot_version != self.version:
+        if self.trainer.snapshot_version != self.version:  # a new lineage's first round takes in everybody
             return None
-        return next(iter(self.joiners()), None)
+        ready = None
+        for name in self.joiners():
+            connection = self.connections.members[name]
+            if not connection.paused and not connection.asked_to_pause:
+                connection.asked_to_pause = True
+                self.transfers.pause(name, self.round, self.version)
+            elif connection.paused and connection.not_before <= time.monotonic():
+                ready = ready or name
+        return ready
 
     async def _round(self, begin: pb.BeginSync) -> None:
         """From pause to resume. Leaves `pending` set only when it is another request by now."""
@@ -204,7 +242,7 @@ class Driver:
             return
         self.round += 1
         held = await self.ledger.run(ops.hold(self.term, self.round, begin.lineage))
-        stats = await self.ledger.run(ops.stats())
+        stats = await self._read_members()
         if self.pending is not begin:  # the trainer went away, so there is nobody to wait for
             return
         if stats.term != self.term:
@@ -212,8 +250,7 @@ class Driver:
         if held != "ok":
             self._reject(f"the ledger refused to hold round {self.round}: {held}")
             return
-        self.members = set(stats.members)
-        roster = sorted(self.members | set(self.connections.members))
+        roster = sorted(self.members | set(filter(self._can_join, self.connections.members)))
         session = s.Session(
             roster,
             self.config.sync.max_attempts,
@@ -240,9 +277,6 @@ class Driver:
         session = s.Session([name], max_attempts=1, catch_up=True)
         began = time.monotonic()
         assert self._manifest is not None
-        if not self.connections.members[name].paused:
-            # It was expired behind our back. It pauses before it obeys what follows.
-            self.transfers.pause(name, self.round, self.version)
         await self.transfers.run(session, self.round, self._manifest, self._admit, Timings())
         log.info(
             "catch-up ended",
@@ -250,6 +284,8 @@ class Driver:
         )
         if session.phase is s.Phase.DONE and (connection := self.connections.members.get(name)):
             self._resume(connection)
+        elif connection := self.connections.members.get(name):
+            connection.not_before = time.monotonic() + _REFUSED_WAIT_S
         if session.phase is s.Phase.DONE or name in self._expelled:
             self.wake()  # for the next joiner; one that was refused is in the next roster
 
@@ -258,6 +294,7 @@ class Driver:
         answer = await self.ledger.run(ops.admit(self.term, members[0], self.version))
         if answer == "ok":
             self.members.add(members[0])
+            self._is_member(members)
         return s.CommitAnswer(answer == "ok", f"admission refused: {answer}")
 
     async def _commit(self, begin: pb.BeginSync, members: tuple[str, ...], digest: str) -> s.CommitAnswer:
@@ -276,8 +313,14 @@ class Driver:
         if reply.status is not CommitStatus.OK:
             return s.CommitAnswer(False, f"commit of version {begin.version} refused: {reply}")
         self.version = begin.version
-        self.members = set(members)
+        self.members, self._members_lineage = set(members), begin.lineage
+        self._is_member(members)
         return s.CommitAnswer(True)
+
+    def _is_member(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if connection := self.connections.members.get(name):
+                connection.is_member = True
 
     # -- ends ------------------------------------------------------------------------------------
 

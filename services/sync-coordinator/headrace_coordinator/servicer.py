@@ -85,9 +85,8 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
     async def _on_member(self, c: MemberConnection, report: pb.MemberReport) -> None:
         d, name = self._driver, c.incarnation
         match report.WhichOneof("report"):
-            case "paused" if report.paused.term == d.term and report.paused.round == d.round:
-                c.paused = True
-                d.transfers.event(s.Paused(name))
+            case "paused" if report.paused.term == d.term:
+                d.paused(c, report.paused.round)
             case "ready" if (attempt := d.transfers.attempt_of(report.ready.session)) is not None:
                 d.transfers.event(s.Ready(name, attempt))
             case "loaded" if (attempt := d.transfers.attempt_of(report.loaded.session)) is not None:

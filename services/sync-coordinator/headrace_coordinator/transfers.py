@@ -139,7 +139,12 @@ class Transfers:
 
     def pause(self, name: str, round_: int, version: int) -> None:
         """`version`: the one that the member is to run afterwards."""
-        pause = pb.MemberPause(round=round_, finish_through=self.config.rule.finish_through(version))
+        connection = self.connections.members.get(name)
+        pause = pb.MemberPause(
+            round=round_,
+            finish_through=self.config.rule.finish_through(version),
+            drop_work=connection is not None and not connection.is_member,
+        )
         self.connections.send_member(name, pb.MemberCommand(pause=pause))
 
     def _to_member(self, name: str, command: pb.MemberCommand) -> None:
