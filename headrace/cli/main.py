@@ -1,4 +1,4 @@
-"""`headrace run | status | audit | trace`: the command line; foreseeable errors come without a traceback.
+"""The `headrace` command: foreseeable errors come without a traceback.
 
 Exit codes: 0 done; 1 the run failed or the ledger does not balance; 2 the command, the configuration or
 its surroundings are at fault; 130 stopped by Ctrl-C or SIGTERM.
@@ -78,11 +78,35 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument(
         "--out", type=Path, metavar="FILE", help="compressed when it ends in .gz (default: RUN/trace.json)"
     )
-    for command in (status, audit, trace):
+    scale = commands.add_parser(
+        "scale",
+        help="more or fewer rollouters while a run is on",
+        description=(
+            "Change the number of rollouters of a run that is on. New ones join without a pause of the "
+            "others; those that leave save their unfinished work for the rest. With none the trainer waits."
+        ),
+    )
+    export = commands.add_parser(
+        "export",
+        help="a checkpoint as a Hugging Face model",
+        description="Write the policy of a checkpoint as a directory that transformers and vLLM load.",
+    )
+    export.add_argument("--step", type=int, metavar="K", help="of this step (default: the newest)")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty directory")
+    for command in (status, scale, audit, trace, export):
         command.add_argument("run", help="name of the run, or its directory")
         command.add_argument(
             "--runs-dir", type=Path, default=Path("runs"), help="where runs lie (default: %(default)s)"
         )
+    scale.add_argument("wish", metavar="rollouter=N", help="how many there are to be")
+    scale.add_argument(
+        "--wait",
+        nargs="?",
+        type=float,
+        const=300.0,
+        metavar="SECONDS",
+        help="return once exactly that many take part (default: 300 seconds at most)",
+    )
     status.add_argument("--json", action="store_true", help="print JSON")
     return top
 
@@ -134,6 +158,14 @@ def _dispatch(args: argparse.Namespace) -> int:
             from headrace.cli.status import status
 
             return status(args.run, args.runs_dir, as_json=args.json)
+        if args.command == "scale":
+            from headrace.cli.scale import scale
+
+            return scale(args.run, args.wish, args.runs_dir, wait_s=args.wait)
+        if args.command == "export":
+            from headrace.cli.export import export
+
+            return export(args.run, args.runs_dir, args.step, args.out)
         if args.command == "trace":
             from headrace.cli.trace import trace
 

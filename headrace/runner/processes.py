@@ -11,6 +11,10 @@
     starting, ready   exit, no restarts left               run failed
     starting, ready   the service it is bound to ended     terminated; its exit is not counted
     backoff    the pause is over                           starting
+    any        `retire`                                    leaving (SIGTERM), or forgotten if it does not run
+    leaving    exit, or killed at its deadline             forgotten; no exit of it is counted
+
+Where `run failed` stands, one that is not essential is given up instead, and the run goes on.
 
 Guarantees: when a service is started again, nothing that its previous start left behind is alive; a
 signal of the terminal never reaches a service; nothing here blocks for longer than one readiness check,
@@ -40,6 +44,9 @@ EX_CONFIG = 78
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 10.0
 KILL_WAIT_S = 10.0
+FORGIVEN_AFTER_S = 120.0
+"""A service that was up for so long, and got on, starts again with a clean record: what dies now and then
+over days is not what cannot go on."""
 _PROBE_EVERY_S = 0.2
 _POLL_S = 0.05
 
@@ -52,6 +59,7 @@ class State(enum.StrEnum):
     STARTING = "starting"
     READY = "ready"
     BACKOFF = "backoff"
+    LEAVING = "leaving"
     ENDED = "ended"
 
 
@@ -69,6 +77,10 @@ class Service:
     """Started once every service of a lower stage has been ready."""
     completes: bool = False
     """Its exit with code 0 completes the run."""
+    essential: bool = True
+    """The run fails with it."""
+    progress: Callable[[], object] | None = None
+    """Something that changes when it gets on: exits without that in between count, however far apart."""
     bound_to: str | None = None
     """Restarted whenever that service had to be restarted."""
 
@@ -102,9 +114,11 @@ class Child:
     mark: str = ""
     starts: int = 0
     exits: int = 0
-    """Exits that count against the limit of restarts."""
+    """Exits that count against the limit of restarts, since it was last up for long."""
     was_ready: bool = False
     exit_code: int | None = None
+    started_at: float = 0.0
+    got_to: object = None
     deadline: float = 0.0
     due: float = 0.0
     next_probe: float = 0.0
@@ -134,6 +148,8 @@ class Supervisor:
     ) -> None:
         """`note` gets a sentence on every restart. `keep_fds` outlive the last process of the run."""
         self.children = {service.name: Child(service) for service in services}
+        self.given_up: list[str] = []
+        """Names of services that were not essential and could not be kept up."""
         self.instance = secrets.token_hex(8)
         self._max_restarts = max_restarts
         self._start_timeout_s = start_timeout_s
@@ -143,11 +159,46 @@ class Supervisor:
 
     def poll(self) -> Completed | Failed | None:
         """Move every service on; None while the run goes on."""
-        for child in self.children.values():
+        for child in list(self.children.values()):
             outcome = self._advance(child, time.monotonic())
-            if outcome is not None:
+            if isinstance(outcome, Failed) and not child.service.essential:
+                self._give_up(child, outcome)
+            elif outcome is not None:
                 return outcome
         return None
+
+    def _give_up(self, child: Child, failed: Failed) -> None:
+        self._note(f"{failed.reason}; the run goes on without it (log: {failed.log})")
+        if child.process is not None and child.running:
+            child.process.kill()
+            child.process.wait(KILL_WAIT_S)
+        self._forget(child)
+        self.given_up.append(child.name)
+
+    def add(self, service: Service) -> None:
+        """One service more, from now on. Raises ValueError when there is one of that name."""
+        if service.name in self.children:
+            raise ValueError(f"{service.name} is there already")
+        self.children[service.name] = Child(service)
+
+    def retire(self, name: str, grace_s: float) -> None:
+        """Let one service end in order and forget it; killed when it takes longer than `grace_s` seconds.
+
+        Returns at once: `poll` does the rest.
+        """
+        child = self.children[name]
+        if child.process is not None and child.running:
+            child.state = State.LEAVING
+            child.deadline = time.monotonic() + grace_s
+            child.process.send_signal(signal.SIGTERM)
+            child.process.send_signal(signal.SIGCONT)  # one that was frozen must hear of it
+        else:
+            self._forget(child)
+
+    def _forget(self, child: Child) -> None:
+        child.state = State.ENDED
+        kill_marked(child.mark)
+        del self.children[child.name]
 
     def pids(self) -> dict[str, int]:
         """Process ids of the services that run."""
@@ -170,6 +221,10 @@ class Supervisor:
         code = child.process.poll()
         if code is not None:
             return self._exited(child, code, now)
+        if child.state is State.LEAVING and now >= child.deadline:
+            self._note(f"{child.name} did not leave in time and is killed; its work goes back")
+            child.process.kill()
+            return None
         if child.recycling:
             if now >= child.deadline:
                 child.process.kill()
@@ -187,6 +242,7 @@ class Supervisor:
             return Failed(child.name, f"{child.name} cannot be started: {error}", child.service.log)
         child.state = State.STARTING
         child.recycling = False
+        child.started_at = now
         child.deadline = now + self._start_timeout_s
         child.next_probe = now
         return self._starting(child, now) if child.service.ready is None else None
@@ -211,6 +267,11 @@ class Supervisor:
 
     def _exited(self, child: Child, code: int, now: float) -> Completed | Failed | None:
         child.exit_code = code
+        if child.state is State.LEAVING:
+            self._forget(child)
+            self._note(f"{child.name} has left")
+            return None
+        was_up = child.state is State.READY
         child.state = State.ENDED
         kill_marked(child.mark)
         if child.service.completes and code == 0:
@@ -221,6 +282,10 @@ class Supervisor:
         if child.recycling:
             child.state, child.due = State.BACKOFF, now
             return None
+        got_to = child.service.progress() if child.service.progress else now
+        if was_up and now - child.started_at >= FORGIVEN_AFTER_S and got_to != child.got_to:
+            child.exits = 0
+        child.got_to = got_to
         child.exits += 1
         how = describe_exit(child.name, code)
         if child.exits > self._max_restarts:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from headrace import redis_url, valkey_server
 from headrace.config import RunConfig
 from headrace.net import free_port
-from headrace.runner.layout import RunLayout
-from headrace.runner.processes import Service, command
+from headrace.runner.layout import RunLayout, complete_checkpoints
+from headrace.runner.processes import Service, Start, command
 
 _PROBE_S = 0.5
 _LOCK_WAIT_S = 5.0
@@ -36,7 +37,8 @@ class Endpoints:
     coordinator_port: int = 0
     coordinator_metrics_port: int = 0
     rendezvous_port: int = 0
-    rollouter_ports: tuple[int, ...] = ()
+    rollouter_ports: Mapping[int, int] = field(default_factory=dict)
+    """Port of each replica, by its number."""
     trainer_port: int = 0
     token: str = field(default="", repr=False)
 
@@ -51,6 +53,14 @@ class Endpoints:
     @property
     def rendezvous(self) -> str:
         return f"{self.host}:{self.rendezvous_port}"
+
+    def with_rollouter(self, replica: int) -> Endpoints:
+        """The same with a port for one replica more."""
+        return replace(self, rollouter_ports={**self.rollouter_ports, replica: free_port(self.host)})
+
+    def without_rollouter(self, replica: int) -> Endpoints:
+        kept = {number: port for number, port in self.rollouter_ports.items() if number != replica}
+        return replace(self, rollouter_ports=kept)
 
 
 def choose_endpoints(config: RunConfig, token: str, redis_password: str) -> Endpoints:
@@ -69,22 +79,29 @@ def choose_endpoints(config: RunConfig, token: str, redis_password: str) -> Endp
         coordinator_port=config.services.coordinator_port or free_port(host),
         coordinator_metrics_port=free_port(host),
         rendezvous_port=free_port(host),
-        rollouter_ports=tuple(free_port(host) for _ in range(config.rollout.replicas)),
+        rollouter_ports={replica: free_port(host) for replica in range(config.rollout.replicas)},
         trainer_port=free_port(host),
         token=token,
     )
 
 
+ROLLOUTER = "rollouter-"
+
+
+def rollouter_name(replica: int) -> str:
+    return f"{ROLLOUTER}{replica}"
+
+
 def service_names(config: RunConfig) -> list[str]:
     """What the runner starts, in order."""
-    rollouters = [f"rollouter-{i}" for i in range(config.rollout.replicas)]
+    rollouters = [rollouter_name(replica) for replica in range(config.rollout.replicas)]
     bundled = [] if config.redis.url else ["valkey"]
     return [*bundled, "rendezvous", "coordinator", "queue", *rollouters, "trainer"]
 
 
 def stop_groups(names: list[str]) -> list[list[str]]:
     """The order of an orderly stop, without the bundled server, which is last of all."""
-    rollouters = [name for name in names if name.startswith("rollouter-")]
+    rollouters = [name for name in names if name.startswith(ROLLOUTER)]
     return [["trainer"], rollouters, ["queue"], ["coordinator"], ["rendezvous"]]
 
 
@@ -92,7 +109,98 @@ def service_table(
     config: RunConfig, layout: RunLayout, ends: Endpoints, environ: Mapping[str, str] = os.environ
 ) -> list[Service]:
     """Every service of the run. All start at once but for the server: each waits for what it needs."""
-    common = {
+    env = _environment(layout, ends, environ)
+    host = ends.host
+    services = [] if ends.external_redis else [_valkey(config, layout, ends, env)]
+    rendezvous, coordinator = ends.rendezvous_port, ends.coordinator_port
+    services += [
+        Service(
+            "rendezvous",
+            layout.log("rendezvous"),
+            _module(layout, "rendezvous", "headrace.rendezvous", *_listen(host, rendezvous)),
+            env,
+            ready=lambda: tcp_open(host, rendezvous),
+            stage=1,
+        ),
+        Service(
+            "coordinator",
+            layout.log("coordinator"),
+            _module(
+                layout,
+                "coordinator",
+                "headrace_coordinator",
+                *("--config", str(layout.config)),
+                *_listen(host, coordinator),
+                *("--metrics-port", str(ends.coordinator_metrics_port)),
+            ),
+            env,
+            ready=lambda: tcp_open(host, coordinator),
+            stage=1,
+        ),
+        Service(
+            "queue",
+            layout.log("queue"),
+            _module(
+                layout,
+                "queue",
+                "headrace_queue",
+                *("--config", str(layout.config)),
+                *_listen(host, ends.queue_port),
+            ),
+            env,
+            ready=lambda: http_ok(f"{ends.queue}/readyz"),
+            stage=1,
+        ),
+    ]
+    services += [rollouter(config, layout, ends, replica, environ) for replica in ends.rollouter_ports]
+    services.append(
+        Service(
+            "trainer",
+            layout.log("trainer"),
+            _module(
+                layout,
+                "trainer",
+                "headrace_trainer",
+                *("--config", str(layout.config), "--port", str(ends.trainer_port)),
+            ),
+            {**env, "OMP_NUM_THREADS": str(config.trainer.omp_threads)},
+            stage=1,
+            completes=True,
+            progress=lambda: [d.name for d in complete_checkpoints(layout.checkpoints)[-1:]],
+            bound_to="rendezvous",
+        )
+    )
+    return services
+
+
+def rollouter(
+    config: RunConfig,
+    layout: RunLayout,
+    ends: Endpoints,
+    replica: int,
+    environ: Mapping[str, str] = os.environ,
+) -> Service:
+    """One replica, which has its port in `ends`."""
+    name, port = rollouter_name(replica), ends.rollouter_ports[replica]
+    env = {
+        **_environment(layout, ends, environ),
+        "OMP_NUM_THREADS": str(config.rollout.engine.omp_threads),
+        "VLLM_CPU_OMP_THREADS_BIND": environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+    }
+    start = _module(
+        layout,
+        name,
+        "headrace_rollouter",
+        *("--config", str(layout.config)),
+        *_listen(ends.host, port),
+        *("--replica", str(replica)),
+    )
+    ready = functools.partial(http_ok, f"http://{ends.host}:{port}/readyz")
+    return Service(name, layout.log(name), start, env, ready, stage=1)
+
+
+def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str]) -> dict[str, str]:
+    return {
         **environ,
         "HEADRACE_REDIS_URL": ends.redis_url,
         "HEADRACE_COORDINATOR": ends.coordinator,
@@ -103,91 +211,34 @@ def service_table(
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
-    engine_env = {
-        **common,
-        "OMP_NUM_THREADS": str(config.rollout.engine.omp_threads),
-        "VLLM_CPU_OMP_THREADS_BIND": environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
-    }
-    trainer_env = {**common, "OMP_NUM_THREADS": str(config.trainer.omp_threads)}
-
-    def module(
-        name: str,
-        package: str,
-        port: int,
-        *extra: str,
-        env: Mapping[str, str] = common,
-        ready: Callable[[], bool] | None = None,
-        stage: int,
-        configured: bool = True,
-    ) -> Service:
-        argv = [sys.executable, "-m", package]
-        argv += ["--config", str(layout.config)] if configured else []
-        argv += ["--host", ends.host, "--port", str(port), *extra]
-        return Service(name, layout.log(name), command(argv, layout.log(name)), env, ready, stage)
-
-    services = [] if ends.external_redis else [_valkey(layout, ends, common)]
-    services += [
-        module(
-            "rendezvous",
-            "headrace.rendezvous",
-            ends.rendezvous_port,
-            ready=lambda: tcp_open(ends.host, ends.rendezvous_port),
-            stage=1,
-            configured=False,
-        ),
-        module(
-            "coordinator",
-            "headrace_coordinator",
-            ends.coordinator_port,
-            "--metrics-port",
-            str(ends.coordinator_metrics_port),
-            ready=lambda: tcp_open(ends.host, ends.coordinator_port),
-            stage=1,
-        ),
-        module(
-            "queue", "headrace_queue", ends.queue_port, ready=lambda: http_ok(f"{ends.queue}/readyz"), stage=1
-        ),
-    ]
-    for replica, port in enumerate(ends.rollouter_ports):
-        services.append(
-            module(
-                f"rollouter-{replica}",
-                "headrace_rollouter",
-                port,
-                "--replica",
-                str(replica),
-                env=engine_env,
-                ready=_readyz(ends.host, port),
-                stage=1,
-            )
-        )
-    argv = [sys.executable, "-m", "headrace_trainer", "--config", str(layout.config)]
-    argv += ["--port", str(ends.trainer_port)]
-    log = layout.log("trainer")
-    services.append(
-        Service(
-            "trainer", log, command(argv, log), trainer_env, stage=1, completes=True, bound_to="rendezvous"
-        )
-    )
-    return services
 
 
-def _valkey(layout: RunLayout, ends: Endpoints, env: Mapping[str, str]) -> Service:
+def _listen(host: str, port: int) -> tuple[str, ...]:
+    return ("--host", host, "--port", str(port))
+
+
+def _module(layout: RunLayout, name: str, package: str, *words: str) -> Start:
+    return command([sys.executable, "-m", package, *words], layout.log(name))
+
+
+def _valkey(config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[str, str]) -> Service:
     log = layout.log("valkey")
     return Service(
         "valkey",
         log,
         lambda marked: valkey_server.launch(
-            layout.redis, ends.redis_password, ends.redis_port, log, marked, lock_wait_s=_LOCK_WAIT_S
+            layout.redis,
+            ends.redis_password,
+            ends.redis_port,
+            log,
+            marked,
+            lock_wait_s=_LOCK_WAIT_S,
+            max_memory_bytes=config.redis.max_memory_bytes,
         ),
         env,
         ready=lambda: valkey_server.answers(ends.redis_url),
         stage=0,
     )
-
-
-def _readyz(host: str, port: int) -> Callable[[], bool]:
-    return lambda: http_ok(f"http://{host}:{port}/readyz")
 
 
 def tcp_open(host: str, port: int) -> bool:

@@ -39,7 +39,16 @@ from headrace.runner.processes import (
     last_lines,
 )
 from headrace.runner.progress import Display, LedgerWatch, MetricsTail, Progress
-from headrace.runner.services import Endpoints, choose_endpoints, plan, service_table, stop_groups
+from headrace.runner.scaling import Scaling
+from headrace.runner.services import (
+    ROLLOUTER,
+    Endpoints,
+    choose_endpoints,
+    plan,
+    rollouter_name,
+    service_table,
+    stop_groups,
+)
 from headrace.runner.spawn import spawn
 
 EXIT_COMPLETED, EXIT_FAILED, EXIT_STOPPED = 0, 1, 130
@@ -47,6 +56,7 @@ _POLL_S = 0.05
 _TICK_S = 1.0
 _FAIL_GRACE_S = 5.0
 _LOG_LINES = 20
+STARTING = (State.WAITING, State.STARTING, State.BACKOFF)
 
 
 class Signals:
@@ -95,6 +105,7 @@ class Session:
         self._lock = lock
         self._began = time.monotonic()
         self._ends: Endpoints | None = None
+        self._scaling: Scaling | None = None
         self._supervisor: Supervisor | None = None
         self._watch: LedgerWatch | None = None
         self._tail = MetricsTail(layout.metrics, from_end=True)
@@ -123,6 +134,7 @@ class Session:
             keep_fds=[self._lock.descriptor],
         )
         self._supervisor = supervisor
+        self._scaling = Scaling(self.config, self.layout, ends, supervisor, self.display.note)
         self._watch = LedgerWatch(ends.redis_url, self.config.name)
         outcome = self._supervise(supervisor)
         if isinstance(outcome, Completed):
@@ -180,7 +192,11 @@ class Session:
         return None
 
     def _tick(self, supervisor: Supervisor) -> None:
-        """Once a second: what is new goes to the display, to the memory record and to endpoints.json."""
+        """Once a second: the number of rollouters is set right; what is new goes to the display, to the
+        memory record and to endpoints.json."""
+        if self._scaling is not None:
+            self._scaling.tick()
+            self._ends = self._scaling.ends
         pids = supervisor.pids()
         if pids != self._written_pids and self._ends is not None:
             write_json(self.layout.endpoints, endpoints_json(self._ends, pids), mode=0o600)
@@ -244,6 +260,7 @@ class Session:
             audit=report,
             wall_s=time.monotonic() - self._began,
             memory=self.memory.samples,
+            in_order=self._trainer_ended_in_order(),
         )
         write_json(self.layout.summary, summary)
         self.close()
@@ -255,6 +272,11 @@ class Session:
         if status == "completed":
             return EXIT_COMPLETED if report is None or report.balanced else EXIT_FAILED
         return EXIT_FAILED if status == "failed" else EXIT_STOPPED
+
+    def _trainer_ended_in_order(self) -> bool:
+        """It has written down everything that it told the ledger."""
+        trainer = self._supervisor.children.get("trainer") if self._supervisor is not None else None
+        return trainer is None or not trainer.starts or trainer.exit_code in (0, EX_STOPPED)
 
     def _next_step(self, status: str) -> str:
         if status == "completed":
@@ -296,14 +318,14 @@ def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
         "coordinator": ends.coordinator,
         "queue": ends.queue,
         "rendezvous": ends.rendezvous,
-        "rollouters": [f"http://{ends.host}:{port}" for port in ends.rollouter_ports],
+        "rollouters": [f"http://{ends.host}:{port}" for port in ends.rollouter_ports.values()],
         "metrics": {
             "trainer": f"http://{ends.host}:{ends.trainer_port}/metrics",
             "coordinator": f"http://{ends.host}:{ends.coordinator_metrics_port}/metrics",
             "queue": f"{ends.queue}/metrics",
             **{
-                f"rollouter-{replica}": f"http://{ends.host}:{port}/metrics"
-                for replica, port in enumerate(ends.rollouter_ports)
+                rollouter_name(replica): f"http://{ends.host}:{port}/metrics"
+                for replica, port in ends.rollouter_ports.items()
             },
         },
         "token": ends.token,
@@ -313,13 +335,15 @@ def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
 
 def phase_text(supervisor: Supervisor, progress: Progress) -> str:
     """What the run waits for now; empty while it trains undisturbed."""
-    pending = [c for c in supervisor.children.values() if c.state is not State.READY]
+    pending = [c for c in supervisor.children.values() if c.state in STARTING]
     if pending:
         stage = min(c.service.stage for c in pending)
         names = ", ".join(c.name for c in pending if c.service.stage == stage)
         verb = "restarting" if any(c.was_ready or c.exits for c in pending) else "starting"
         engines = "rollouter-" in names and verb == "starting"
         return f"{verb} {names}" + (" (loading the model)" if engines else "")
+    if not any(name.startswith(ROLLOUTER) for name in supervisor.children):
+        return "no rollouter: the trainer waits for `headrace scale`"
     if not progress.arrivals:
         return "waiting for the first update"
     return "training"

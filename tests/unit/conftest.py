@@ -1,11 +1,17 @@
-"""What tests of the trainer share; imported where it is used, since most unit tests need no torch."""
+"""What unit tests share; torch is imported where it is used, since most of them need none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from headrace.runner import processes
+from headrace.runner.guardian import marked
+from tests.unit.cli_desk import Desk, wait_until
+from tests.unit.supervised import Bench
 
 if TYPE_CHECKING:
     from headrace.wire import Sample
@@ -37,3 +43,24 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("model")
     tiny_models.save("llama-tied", directory)
     return str(directory)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(processes, "BACKOFF_FIRST_S", 0.02)
+    made = Bench(tmp_path)
+    yield made
+    if made.supervisor is not None:
+        made.supervisor.close()
+        assert marked(made.supervisor.instance) == []
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    wait_until(lambda: not made.leftovers(), "no process is left")

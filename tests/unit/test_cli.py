@@ -22,17 +22,6 @@ from headrace.valkey_server import ValkeyServer, start_valkey
 from tests.unit.cli_desk import DEADLINE_S, Desk, wait_until
 
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
-    yield made
-    for process in made.started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-    wait_until(lambda: not made.leftovers(), "no process is left")
-
-
 def test_a_dry_run_checks_and_starts_nothing(desk: Desk) -> None:
     code, output = desk.headrace("run", "run.yaml", "--dry-run", "async_training.staleness_threshold=0.5")
     assert code == 0, output
@@ -259,6 +248,14 @@ def test_a_server_that_evicts_is_refused(server: ValkeyServer) -> None:
     (problem,) = external_redis_problems(server.url, 5.0)
     assert "set it to noeviction" in problem
     assert "secret-password" not in problem
+
+
+def test_a_server_that_keeps_nothing_is_refused_unless_accepted(server: ValkeyServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("appendonly", "no")
+    (problem,) = external_redis_problems(server.url, 5.0)
+    assert "redis.allow_volatile=true" in problem
+    assert list(external_redis_problems(server.url, 5.0, allow_volatile=True)) == []
 
 
 def test_every_problem_is_found_before_anything_starts(desk: Desk, server: ValkeyServer) -> None:

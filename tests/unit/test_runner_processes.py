@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,82 +18,11 @@ from headrace.runner.processes import (
     Failed,
     Service,
     State,
-    Supervisor,
     command,
     describe_exit,
     last_lines,
 )
-
-DEADLINE_S = 20.0
-FOREVER = "import time\nwhile True: time.sleep(1)"
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.01)
-
-
-class Bench:
-    """Makes services out of Python text and a supervisor out of services."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.notes: list[str] = []
-        self.supervisor: Supervisor | None = None
-
-    def service(self, name: str, code: str, **options: object) -> Service:
-        log = self.directory / f"{name}.log"
-        argv = [sys.executable, "-S", "-c", textwrap.dedent(code)]
-        return Service(name, log, command(argv, log, self.directory), **options)  # type: ignore[arg-type]
-
-    def supervise(
-        self, *services: Service, max_restarts: int = 1, start_timeout_s: float = 10.0
-    ) -> Supervisor:
-        self.supervisor = Supervisor(
-            services,
-            max_restarts=max_restarts,
-            start_timeout_s=start_timeout_s,
-            recycle_grace_s=5.0,
-            note=self.notes.append,
-        )
-        return self.supervisor
-
-    def outcome(self) -> Completed | Failed:
-        assert self.supervisor is not None
-        end = time.monotonic() + DEADLINE_S
-        while (found := self.supervisor.poll()) is None:
-            assert time.monotonic() < end, "the run goes on and on"
-            time.sleep(0.01)
-        return found
-
-    def poll_until(self, condition: Callable[[], object], what: str) -> None:
-        supervisor = self.supervisor
-        assert supervisor is not None
-
-        def step() -> object:
-            assert supervisor.poll() is None
-            return condition()
-
-        wait_until(step, what)
-
-    def path(self, name: str) -> Path:
-        return self.directory / name
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(processes, "BACKOFF_FIRST_S", 0.02)
-    made = Bench(tmp_path)
-    yield made
-    if made.supervisor is not None:
-        made.supervisor.close()
-        assert marked(made.supervisor.instance) == []
-
-
-def count_starts(name: str) -> str:
-    return f"open({name!r}, 'a').write('x')\n"
+from tests.unit.supervised import DEADLINE_S, FOREVER, Bench, count_starts, wait_until
 
 
 def test_the_end_of_the_trainer_completes_the_run(bench: Bench) -> None:

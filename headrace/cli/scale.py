@@ -1,0 +1,78 @@
+"""`headrace scale RUN rollouter=N`: more or fewer rollouters while a run is on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import redis
+
+from headrace.cli.status import no_run
+from headrace.ledger import ops
+from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.redis_connect import connect
+from headrace.runner.layout import RunLayout, find_run, read_json
+from headrace.runner.scaling import LARGEST, ask
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+_POLL_S = 0.2
+
+
+def scale(name: str, wish: str, runs_dir: Path, *, wait_s: float | None) -> int:
+    """The command; returns the exit code. `wait_s`: until that many take part, or so many seconds."""
+    service, _, count = wish.partition("=")
+    if service != "rollouter" or not count.isdigit() or int(count) > LARGEST:
+        print(
+            f"headrace: {wish!r}: say rollouter=N, with N from 0 to {LARGEST}; the other services have a "
+            "fixed number",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    layout = find_run(name, runs_dir)
+    if layout is None:
+        print(no_run(name, runs_dir), file=sys.stderr)
+        return EXIT_USAGE
+    if not layout.in_use():
+        print(
+            f"headrace: {layout.root.name} is not on; start it with rollout.replicas={count}",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    wanted = int(count)
+    ask(layout, wanted)
+    if wait_s is None:
+        print(f"{layout.root.name}: {wanted} rollouters asked for; headrace status shows who takes part")
+        return 0
+    return _wait(layout, wanted, wait_s)
+
+
+def _wait(layout: RunLayout, wanted: int, wait_s: float) -> int:
+    deadline = time.monotonic() + wait_s
+    while (there := _members(layout)) != wanted:
+        if not layout.in_use():
+            print(f"headrace: {layout.root.name} has ended meanwhile", file=sys.stderr)
+            return EXIT_FAILED
+        if time.monotonic() > deadline:
+            seen = "nobody can tell how many" if there is None else there
+            print(
+                f"headrace: {seen} rollouters take part after {wait_s:g} s, {wanted} were asked for; "
+                f"their logs: {layout.logs}/rollouter-*.log",
+                file=sys.stderr,
+            )
+            return EXIT_FAILED
+        time.sleep(_POLL_S)
+    print(f"{layout.root.name}: {wanted} rollouters take part")
+    return 0
+
+
+def _members(layout: RunLayout) -> int | None:
+    """Rollouters that the last commit or an admission counted; None when the ledger does not answer."""
+    ends = read_json(layout.endpoints)
+    if ends is None:
+        return None
+    try:
+        with connect(ends["redis_url"], timeout_s=3.0) as client:
+            return len(SyncLedger(client, ends["run"], retry_s=1.0).run(ops.stats()).members)
+    except (LedgerError, redis.RedisError, OSError):
+        return None

@@ -1,0 +1,72 @@
+"""Small real processes in place of the services, and a supervisor over them."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.runner.processes import Completed, Failed, Service, Supervisor, command
+
+DEADLINE_S = 20.0
+FOREVER = "import time\nwhile True: time.sleep(1)"
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.01)
+
+
+class Bench:
+    """Makes services out of Python text and a supervisor out of services."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.notes: list[str] = []
+        self.supervisor: Supervisor | None = None
+
+    def service(self, name: str, code: str, **options: object) -> Service:
+        log = self.directory / f"{name}.log"
+        argv = [sys.executable, "-S", "-c", textwrap.dedent(code)]
+        return Service(name, log, command(argv, log, self.directory), **options)  # type: ignore[arg-type]
+
+    def supervise(
+        self, *services: Service, max_restarts: int = 1, start_timeout_s: float = 10.0
+    ) -> Supervisor:
+        self.supervisor = Supervisor(
+            services,
+            max_restarts=max_restarts,
+            start_timeout_s=start_timeout_s,
+            recycle_grace_s=5.0,
+            note=self.notes.append,
+        )
+        return self.supervisor
+
+    def outcome(self) -> Completed | Failed:
+        assert self.supervisor is not None
+        end = time.monotonic() + DEADLINE_S
+        while (found := self.supervisor.poll()) is None:
+            assert time.monotonic() < end, "the run goes on and on"
+            time.sleep(0.01)
+        return found
+
+    def poll_until(self, condition: Callable[[], object], what: str) -> None:
+        supervisor = self.supervisor
+        assert supervisor is not None
+
+        def step() -> object:
+            assert supervisor.poll() is None
+            return condition()
+
+        wait_until(step, what)
+
+    def path(self, name: str) -> Path:
+        return self.directory / name
+
+
+def count_starts(name: str) -> str:
+    return f"open({name!r}, 'a').write('x')\n"
