@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench bench-algorithms bench-modes proto docs clean
+.PHONY: help setup demo test lint format bench bench-algorithms bench-modes chaos proto docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ bench-algorithms: $(VENV)/.ready ## Learning curves of the algorithms and the la
 
 bench-modes: $(VENV)/.ready ## Every mode on one task: times, idle ratios, scores; ABLATE=staleness|require_batches|split
 	@$(BIN)/python -m benchmarks.modes $(if $(ABLATE),--ablate $(ABLATE)) $(ARGS)
+
+chaos: $(VENV)/.ready ## A real run under random faults, then the audit; FAULTS=40 SEED=7
+	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),40) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh
