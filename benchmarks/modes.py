@@ -20,7 +20,8 @@ from typing import Any
 from benchmarks.runs import ROOT, finished_run, grouped, rows_of, slug, spread, summary_of
 
 BOUND = ["trainer.cpus=[0]", "rollout.cpus=[1]"]
-BOTH_CORES = ["trainer.n_gpus_per_node=2", "rollout.replicas=2"]
+# Half a batch for each engine: the first to ask would take it all.
+BOTH_CORES = ["trainer.n_gpus_per_node=2", "rollout.replicas=2", "rollout.max_concurrent_samples=8"]
 MODES = {
     "colocated_sync": BOTH_CORES,
     "one_step_off": BOUND,
