@@ -367,3 +367,25 @@ async def test_members_come_and_go_without_a_trace(make: Make) -> None:
     await until(lambda: process.num_threads() <= threads, f"{threads} threads")
     assert c.stats().members.keys() <= {"stays", "m54"}
     assert (await c.status()).joiners == []
+
+
+async def test_one_that_was_expired_while_it_lived_is_taken_in_between_rounds(make: Make) -> None:
+    """Its lease ended while it was frozen. The trainer waits for samples: no round would take it in."""
+    c = await make()
+    a, b, trainer = await two(c, version=0)
+    b.silence("pause")  # it is frozen still
+    c.ledger.run(ops.expire("b", "as the janitor does"))
+    (pause,) = await b.expect("pause")
+    assert pause.drop_work, "what it was doing is others' by now"
+    await sync(trainer, 1, {a: ("pause", "join", "load", "resume")})  # nobody waits for it meanwhile
+    assert c.stats().members == {"a": 1}
+    b.answers.clear()  # it wakes up
+    b.answer("pause")
+    (_, _, resume) = await b.expect("join", "load", "resume")
+    assert resume.version == 1
+    await trainer.expect("form", "send", "canary")
+    assert c.stats().members == {"a": 1, "b": 1}
+    trainer.begin(2)
+    for member in (a, b):
+        (pause, *_) = await member.expect(*FIRST)
+        assert not pause.drop_work, "a member keeps its work over a sync"

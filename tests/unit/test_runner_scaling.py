@@ -10,7 +10,7 @@ import pytest
 
 from headrace.runner import processes
 from headrace.runner.layout import RunLayout
-from headrace.runner.processes import Completed, State
+from headrace.runner.processes import Completed, Failed, State
 from headrace.runner.scaling import LARGEST, ask, asked
 from tests.unit.cli_desk import Desk, wait_until
 from tests.unit.supervised import FOREVER, Bench, count_starts
@@ -136,3 +136,15 @@ def test_scaling_what_is_not_on(desk: Desk) -> None:
     code, said = desk.headrace("scale", "nothing", "rollouter=1")
     assert code == 2
     assert "no run 'nothing'" in said
+
+
+def test_exits_without_progress_count_however_long_it_was_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that fails in the same way hours after each start must not go on for ever."""
+    monkeypatch.setattr(processes, "FORGIVEN_AFTER_S", 0.05)
+    code = count_starts("starts") + "import time; time.sleep(0.3); raise SystemExit(1)"
+    bench.supervise(bench.service("trainer", code, progress=lambda: "step_00000007"), max_restarts=2)
+    outcome = bench.outcome()
+    assert isinstance(outcome, Failed)
+    assert bench.path("starts").read_text() == "xxx"
