@@ -12,6 +12,7 @@ from tests.chaos.world import LEASE_S, ROLLOUTERS, World
 
 Fault = Callable[[World, random.Random], str]
 LIMIT_S = 180.0
+OUTAGE_LIMIT_S = 40.0
 
 
 def _rollouter(world: World, rng: random.Random) -> tuple[str, int]:
@@ -102,7 +103,7 @@ def lose_replies(world: World, rng: random.Random) -> str:
 
 
 def outage(world: World, rng: random.Random) -> str:
-    seconds = rng.uniform(2 * LEASE_S, 4 * LEASE_S)
+    seconds = rng.uniform(2 * LEASE_S, OUTAGE_LIMIT_S)
     world.proxy.away(True)
     time.sleep(seconds)
     world.proxy.away(False)
