@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 
 
@@ -13,8 +15,19 @@ def interface_address(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
+_LOWEST, _HIGHEST = 15000, 32767
+_TRIES = 100
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port that was free a moment ago.
+
+    Below those that Linux hands to clients (32768 and up): a service binds it seconds later, and by then a
+    connection of anybody could have got it.
+    """
+    for _ in range(_TRIES):
+        port = random.randint(_LOWEST, _HIGHEST)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise OSError(f"no free port on {host} between {_LOWEST} and {_HIGHEST}")

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -51,6 +52,11 @@ class Rollouter:
 
     async def run(self) -> int:
         config = self.config
+        # Before the engine loads: a port that is taken shows at once, and nobody takes it meanwhile.
+        # Bound and not listening: a probe is refused until there is something to answer it.
+        listener = socket.socket(socket.getaddrinfo(self.args.host, self.args.port)[0][0])
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((self.args.host, self.args.port))
         scorer = Scorer(
             load_reward(config.custom_reward_function.path, config.custom_reward_function.name),
             config.custom_reward_function.timeout_s,
@@ -95,7 +101,7 @@ class Rollouter:
             "work": asyncio.create_task(self.worker.run()),
             "member": asyncio.create_task(self.member.run()),
             "beat": asyncio.create_task(self._beat(ledger)),
-            "http": asyncio.create_task(server._serve()),
+            "http": asyncio.create_task(server._serve(sockets=[listener])),
         }
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({*parts.values(), stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,7 +226,7 @@ def main() -> None:
     except LedgerUnavailable as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_UNAVAILABLE
-    except EngineFailed as error:
+    except (EngineFailed, OSError) as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_SOFTWARE
     sys.exit(code)
