@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SEED = 3
 KINDS = [
     "lost replies",
-    "kill trainer rank",
     "Valkey restart",
     "freeze rollouter",
     "raising reward",
