@@ -17,17 +17,21 @@ def interface_address(peer: str) -> str:
 
 _LOWEST, _HIGHEST = 15000, 32767
 _TRIES = 100
+_given: set[int] = set()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago.
+    """A port that was free a moment ago, never the same twice in one process.
 
     Below those that Linux hands to clients (32768 and up): a service binds it seconds later, and by then a
     connection of anybody could have got it.
     """
     for _ in range(_TRIES):
         port = random.randint(_LOWEST, _HIGHEST)
+        if port in _given:
+            continue  # nobody has bound it yet, so that it would pass for free
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
+            _given.add(port)
             return port
     raise OSError(f"no free port on {host} between {_LOWEST} and {_HIGHEST}")
