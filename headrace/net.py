@@ -7,12 +7,31 @@ import random
 import socket
 
 
+class PortTaken(OSError):
+    """A service cannot listen where it is told to."""
+
+
 def interface_address(peer: str) -> str:
     """The local address that faces `peer` (no packet is sent)."""
     family = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Bound and not listening yet: nobody else gets the port, and a probe is refused until it is served.
+
+    Raises PortTaken.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return found
 
 
 _LOWEST, _HIGHEST = 15000, 32767

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -34,11 +35,22 @@ def audit(name: str, runs_dir: Path) -> int:
         if "redis_url" not in ends:
             print(f"headrace: {layout.root}: the run is still starting; try again", file=sys.stderr)
             return EXIT_USAGE
-        return _audit_at(layout, ends["redis_url"], run, ended_in_order)
-    if not (layout.redis / "appendonlydir").is_dir() and not any(layout.redis.glob("*.aof")):
+        raw = _read_at(ends["redis_url"], run)
+    elif not (layout.redis / "appendonlydir").is_dir() and not any(layout.redis.glob("*.aof")):
         print(f"headrace: {layout.redis}: holds no ledger; the run never got that far", file=sys.stderr)
         return EXIT_USAGE
-    return _audit_files(layout, run, ended_in_order)
+    else:
+        raw = _read_files(layout, run)
+    if raw is None:
+        return EXIT_UNBALANCED
+    report, path = compare(raw), trained_log.read_path(read_rows(layout.trained))
+    problems = path.problems
+    if ended_in_order:  # else the ledger and the file may be a step, or the half of a recovery, apart
+        problems = problems + trained_log.compare(path, states(raw))
+    print(report.text())
+    print(balance_line(report.issued_total, report.counts, report.balanced))
+    print("\n".join(problems) or trained_log.summary_line(path))
+    return 0 if report.balanced and not problems else EXIT_UNBALANCED
 
 
 def _ended_in_order(layout: RunLayout) -> bool:
@@ -50,30 +62,22 @@ def _ended_in_order(layout: RunLayout) -> bool:
     return layout.summary.stat().st_mtime >= last_step
 
 
-def _audit_files(layout: RunLayout, run: str, ended_in_order: bool) -> int:
-    """Start the bundled server on the run's files for as long as the audit takes."""
+def _read_files(layout: RunLayout, run: str) -> Any:
+    """Start the bundled server on the run's files for as long as the reading takes."""
     lock = layout.lock(wait_s=1.0)  # so that no runner starts on them meanwhile
     try:
         log = layout.private / "audit-valkey.log"
         with start_valkey(layout.redis, secrets.token_urlsafe(32), log=log) as server:
-            return _audit_at(layout, server.url, run, ended_in_order)
+            return _read_at(server.url, run)
     finally:
         lock.release()
 
 
-def _audit_at(layout: RunLayout, url: str, run: str, ended_in_order: bool) -> int:
+def _read_at(url: str, run: str) -> Any:
+    """What `ledger.audit` compares; None, with the reason said, when the server cannot be read."""
     try:
         with connect(url, timeout_s=60.0) as client:
-            raw = SyncLedger(client, run).run(read_op())
+            return SyncLedger(client, run).run(read_op())
     except redis.RedisError as error:
         print(f"headrace: {redis_url.masked(url)} cannot be read: {error}", file=sys.stderr)
-        return EXIT_UNBALANCED
-    report = compare(raw)
-    print(report.text())
-    print(balance_line(report.issued_total, report.counts, report.balanced))
-    path = trained_log.read_path(read_rows(layout.trained))
-    problems = path.problems
-    if ended_in_order:  # else the ledger and the file may be a step, or the half of a recovery, apart
-        problems = problems + trained_log.compare(path, states(raw))
-    print("\n".join(problems) or trained_log.summary_line(path))
-    return 0 if report.balanced and not problems else EXIT_UNBALANCED
+        return None

@@ -14,7 +14,7 @@ from headrace.modes import describe, warnings
 from headrace.redis_connect import connect
 from headrace.runner import assets, preflight
 from headrace.runner import summary as summaries
-from headrace.runner.layout import RESUMED_FROM, RunLayout, RunLock, complete_checkpoints
+from headrace.runner.layout import RESUMED_FROM, RunLayout, RunLock, checkpoint_at
 from headrace.runner.progress import make_display
 from headrace.runner.services import plan
 from headrace.runner.session import Session, Signals
@@ -31,7 +31,10 @@ def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
     lock = layout.lock() if layout.root.exists() else None
     try:
         if config.trainer.resume not in ("auto", "never"):
-            _check_checkpoint(layout, Path(config.trainer.resume))
+            try:
+                checkpoint_at(layout.checkpoints, Path(config.trainer.resume))
+            except ValueError as error:
+                raise ConfigError([str(error)]) from None
         if lock is not None and config.trainer.resume != "never":
             changed = layout.changed_keys(config)
             if changed:
@@ -74,20 +77,6 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(found.problems)
     for text in [*warnings(config), *found.warnings]:
         print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-def _check_checkpoint(layout: RunLayout, wanted: Path) -> None:
-    """Raises ConfigError unless `wanted` is a complete checkpoint of this run."""
-    there = complete_checkpoints(layout.checkpoints)
-    if wanted.resolve() not in [d.resolve() for d in there]:
-        shown = ", ".join(str(d) for d in there) or "none"
-        raise ConfigError(
-            [
-                f"trainer.resume: {wanted} is no complete checkpoint of {layout.root} (there are: {shown}); "
-                "use auto, never or one of these. To begin with another run's weights, `headrace export` "
-                "them and set model.path"
-            ]
-        )
 
 
 def _already_complete(layout: RunLayout) -> bool:

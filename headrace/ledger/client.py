@@ -29,8 +29,9 @@ T = TypeVar("T")
 log = logging.getLogger("headrace.ledger")
 
 RETRYABLE = (RedisConnectionError, RedisTimeoutError)
-PASSING = ("BUSY", "MISCONF", "READONLY", "MASTERDOWN")
-"""Answers about the server's state and not about the request begin so: a full disk, a long script."""
+PASSING = ("BUSY", "MISCONF")
+"""So begin answers about the server's state and not about the request that redis-py has no class for: a long
+script, a full disk."""
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
 MEMORY_DELAY_S = 0.5
@@ -60,9 +61,7 @@ def _address(kwargs: Mapping[str, Any]) -> str:
 class _Common:
     """What both clients share: the command, the run's key, the retry schedule, the errors."""
 
-    def __init__(
-        self, pool: Any, run: str, retry_s: float, clock: Callable[[], float], waits_when_full: bool = False
-    ) -> None:
+    def __init__(self, pool: Any, run: str, retry_s: float, clock: Callable[[], float]) -> None:
         if pool.connection_kwargs.get("decode_responses"):
             raise ValueError("the ledger needs a client with decode_responses=False: payloads are bytes")
         self.run_name = run
@@ -70,8 +69,6 @@ class _Common:
         self.retry_s = retry_s
         self._meta = keys.meta(run)
         self._clock = clock
-        self._waits_when_full = waits_when_full
-        self._waiting = 0
 
     def _call(self, op: Op[Any], full: bool) -> tuple[Any, ...]:
         head = ("EVAL", scripts.source(op.script)) if full else ("EVALSHA", scripts.sha(op.script))
@@ -87,11 +84,6 @@ class _Common:
             ) from None
         delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 10))
         return min(left, delay * random.uniform(0.5, 1.0))
-
-    @property
-    def waits_for_memory(self) -> bool:
-        """The server refuses what brings bytes in; it is tried again until something is trained."""
-        return self._waiting > 0
 
     def _refused(self, op: Op[Any], error: ResponseError) -> LedgerError:
         return LedgerError(f"{op.script} at {self.address}: {error}")
@@ -147,8 +139,15 @@ class AsyncLedger(_Common):
         waits_when_full: bool = False,
     ) -> None:
         """`waits_when_full`: a server without memory left is waited for, however long it takes."""
-        super().__init__(client.connection_pool, run, retry_s, clock, waits_when_full)
+        super().__init__(client.connection_pool, run, retry_s, clock)
         self.redis = client
+        self._waits_when_full = waits_when_full
+        self._waiting = 0
+
+    @property
+    def waits_for_memory(self) -> bool:
+        """The server refuses what brings bytes in; it is tried again until something is trained."""
+        return self._waiting > 0
 
     async def run(self, op: Op[T]) -> T:
         started, attempt = self._clock(), 0

@@ -278,6 +278,20 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return sorted(found, key=lambda d: int(d.name.removeprefix("step_")))
 
 
+def checkpoint_at(directory: Path, wanted: Path) -> Path:
+    """The complete checkpoint under `directory` that `wanted` leads to. Raises ValueError."""
+    there = complete_checkpoints(directory)
+    for found in there:
+        if found.resolve() == wanted.resolve():
+            return found
+    shown = ", ".join(map(str, there)) or "none"
+    raise ValueError(
+        f"trainer.resume: {wanted} is no complete checkpoint of this run (there are: {shown}); use auto, "
+        "never or one of these. To begin with another run's weights, `headrace export` them and set "
+        "model.path"
+    )
+
+
 def find_run(name: str, runs_dir: Path) -> RunLayout | None:
     """The run called `name`, or in the directory `name`; None when there is none."""
     for root in (runs_dir / name, Path(name)):

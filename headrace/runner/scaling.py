@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from headrace.config import RunConfig
@@ -82,8 +81,7 @@ class Scaling:
             free = next(n for n in range(2 * LARGEST) if n not in self.ends.rollouter_ports)
             self.ends = self.ends.with_rollouter(free)
             # The run has been going without it: it need not end if this one cannot start.
-            more = replace(rollouter(self._config, self._layout, self.ends, free), essential=False)
-            self._supervisor.add(more)
+            self._supervisor.add(rollouter(self._config, self._layout, self.ends, free, essential=False))
 
     def _hear(self) -> None:
         """What was asked for since the last time; asking for the same number again is asking."""

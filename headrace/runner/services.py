@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from headrace import redis_url, valkey_server
 from headrace.config import RunConfig
 from headrace.net import free_port
 from headrace.runner.layout import RunLayout, complete_checkpoints
-from headrace.runner.processes import Service, Start, command
+from headrace.runner.processes import Service, command
 
 _PROBE_S = 0.5
 _LOCK_WAIT_S = 5.0
@@ -110,61 +110,47 @@ def service_table(
 ) -> list[Service]:
     """Every service of the run. All start at once but for the server: each waits for what it needs."""
     env = _environment(layout, ends, environ)
-    host = ends.host
-    services = [] if ends.external_redis else [_valkey(config, layout, ends, env)]
+    host, configured = ends.host, ("--config", str(layout.config))
     rendezvous, coordinator = ends.rendezvous_port, ends.coordinator_port
+    services = [] if ends.external_redis else [_valkey(config, layout, ends, env)]
     services += [
-        Service(
+        _module(
+            layout,
             "rendezvous",
-            layout.log("rendezvous"),
-            _module(layout, "rendezvous", "headrace.rendezvous", *_listen(host, rendezvous)),
+            "headrace.rendezvous",
+            _listen(host, rendezvous),
             env,
             ready=lambda: tcp_open(host, rendezvous),
-            stage=1,
         ),
-        Service(
+        _module(
+            layout,
             "coordinator",
-            layout.log("coordinator"),
-            _module(
-                layout,
-                "coordinator",
-                "headrace_coordinator",
-                *("--config", str(layout.config)),
+            "headrace_coordinator",
+            [
+                *configured,
                 *_listen(host, coordinator),
                 *("--metrics-port", str(ends.coordinator_metrics_port)),
-            ),
+            ],
             env,
             ready=lambda: tcp_open(host, coordinator),
-            stage=1,
         ),
-        Service(
+        _module(
+            layout,
             "queue",
-            layout.log("queue"),
-            _module(
-                layout,
-                "queue",
-                "headrace_queue",
-                *("--config", str(layout.config)),
-                *_listen(host, ends.queue_port),
-            ),
+            "headrace_queue",
+            [*configured, *_listen(host, ends.queue_port)],
             env,
             ready=lambda: http_ok(f"{ends.queue}/readyz"),
-            stage=1,
         ),
     ]
     services += [rollouter(config, layout, ends, replica, environ) for replica in ends.rollouter_ports]
     services.append(
-        Service(
+        _module(
+            layout,
             "trainer",
-            layout.log("trainer"),
-            _module(
-                layout,
-                "trainer",
-                "headrace_trainer",
-                *("--config", str(layout.config), "--port", str(ends.trainer_port)),
-            ),
+            "headrace_trainer",
+            [*configured, "--port", str(ends.trainer_port)],
             {**env, "OMP_NUM_THREADS": str(config.trainer.omp_threads)},
-            stage=1,
             completes=True,
             progress=lambda: [d.name for d in complete_checkpoints(layout.checkpoints)[-1:]],
             bound_to="rendezvous",
@@ -179,24 +165,23 @@ def rollouter(
     ends: Endpoints,
     replica: int,
     environ: Mapping[str, str] = os.environ,
+    essential: bool = True,
 ) -> Service:
     """One replica, which has its port in `ends`."""
-    name, port = rollouter_name(replica), ends.rollouter_ports[replica]
-    env = {
-        **_environment(layout, ends, environ),
-        "OMP_NUM_THREADS": str(config.rollout.engine.omp_threads),
-        "VLLM_CPU_OMP_THREADS_BIND": environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
-    }
-    start = _module(
+    port = ends.rollouter_ports[replica]
+    return _module(
         layout,
-        name,
+        rollouter_name(replica),
         "headrace_rollouter",
-        *("--config", str(layout.config)),
-        *_listen(ends.host, port),
-        *("--replica", str(replica)),
+        ["--config", str(layout.config), *_listen(ends.host, port), "--replica", str(replica)],
+        {
+            **_environment(layout, ends, environ),
+            "OMP_NUM_THREADS": str(config.rollout.engine.omp_threads),
+            "VLLM_CPU_OMP_THREADS_BIND": environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        },
+        ready=lambda: http_ok(f"http://{ends.host}:{port}/readyz"),
+        essential=essential,
     )
-    ready = functools.partial(http_ok, f"http://{ends.host}:{port}/readyz")
-    return Service(name, layout.log(name), start, env, ready, stage=1)
 
 
 def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str]) -> dict[str, str]:
@@ -213,12 +198,16 @@ def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str])
     }
 
 
-def _listen(host: str, port: int) -> tuple[str, ...]:
-    return ("--host", host, "--port", str(port))
+def _listen(host: str, port: int) -> list[str]:
+    return ["--host", host, "--port", str(port)]
 
 
-def _module(layout: RunLayout, name: str, package: str, *words: str) -> Start:
-    return command([sys.executable, "-m", package, *words], layout.log(name))
+def _module(
+    layout: RunLayout, name: str, package: str, words: Sequence[str], env: Mapping[str, str], **options: Any
+) -> Service:
+    """`python -m PACKAGE WORDS` as a service; `options` are fields of `Service`."""
+    log = layout.log(name)
+    return Service(name, log, command([sys.executable, "-m", package, *words], log), env, stage=1, **options)
 
 
 def _valkey(config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[str, str]) -> Service:

@@ -56,7 +56,7 @@ _POLL_S = 0.05
 _TICK_S = 1.0
 _FAIL_GRACE_S = 5.0
 _LOG_LINES = 20
-STARTING = (State.WAITING, State.STARTING, State.BACKOFF)
+_STARTING = (State.WAITING, State.STARTING, State.BACKOFF)
 
 
 class Signals:
@@ -335,7 +335,7 @@ def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
 
 def phase_text(supervisor: Supervisor, progress: Progress) -> str:
     """What the run waits for now; empty while it trains undisturbed."""
-    pending = [c for c in supervisor.children.values() if c.state in STARTING]
+    pending = [c for c in supervisor.children.values() if c.state in _STARTING]
     if pending:
         stage = min(c.service.stage for c in pending)
         names = ", ".join(c.name for c in pending if c.service.stage == stage)

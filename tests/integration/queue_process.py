@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import redis
@@ -22,22 +21,11 @@ import yaml
 from headrace.ledger import LedgerError, SyncLedger, adopt, ops
 from headrace.ledger.replies import Taken, Verdict
 from headrace.valkey_server import ValkeyServer
+from tests.waiting import until
 
-T = TypeVar("T")
 TOKEN = "a-token"
 ROWS = 7
 HELD_OUT = 3
-
-
-def until(condition: Callable[[], T], what: str, timeout_s: float = 90.0) -> T:
-    """Poll until `condition` is true and return its value; the failure names what was waited for."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
 
 
 def write_tokenizer(folder: Path) -> None:

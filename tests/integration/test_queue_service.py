@@ -18,7 +18,8 @@ from headrace.ledger.replies import TakeStatus, Verdict
 from headrace.v1.sample_pb2 import ValidationResult
 from headrace.valkey_server import ValkeyServer, start_valkey
 from headrace.wire import decode_prompt
-from tests.integration.queue_process import HELD_OUT, ROWS, TOKEN, Queue, templated, until, write_tokenizer
+from tests.integration.queue_process import HELD_OUT, ROWS, TOKEN, Queue, templated, write_tokenizer
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

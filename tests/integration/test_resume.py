@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 
 from headrace.runner.layout import complete_checkpoints
 from tests.integration.run_process import SAMPLES_PER_UPDATE, Run, make_run, processes_of, wait_for
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -57,13 +57,6 @@ def versions(run: Run) -> list[int]:
     return [r["version"] for r in run.rows("sync.jsonl")]
 
 
-def wait_until_gone(run: Run) -> None:
-    deadline = time.monotonic() + 30.0
-    while processes_of(run.directory):
-        assert time.monotonic() < deadline, "processes outlived their runner"
-        time.sleep(0.1)  # poll interval
-
-
 @pytest.fixture(scope="module")
 def hurt(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Stopped in order, resumed, killed with everything that belongs to it, and resumed to its end."""
@@ -84,7 +77,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Run:
     assert versions(run)[len(before)] == before[-1] + 1, "the first act after a resume is a full sync"
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
-    wait_until_gone(run)
+    until(lambda: not processes_of(run.directory), "the processes of a killed runner to end", 30.0)
     assert len({r["step"] for r in run.rows()}) < UPDATES, "it was over before it was killed"
     complete(run)
     return run

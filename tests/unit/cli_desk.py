@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import yaml
 
 from headrace.runner.guardian import MARK
 from headrace.runner.layout import RunLayout
+from tests.waiting import until
 
 REPO = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
@@ -110,11 +110,7 @@ os.makedirs(root + "/final", exist_ok=True)
 }
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.02)
+wait_until = functools.partial(until, timeout_s=DEADLINE_S)
 
 
 class Desk:

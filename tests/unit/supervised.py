@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import textwrap
 import time
@@ -9,16 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.runner.processes import Completed, Failed, Service, Supervisor, command
+from tests.waiting import until
 
 DEADLINE_S = 20.0
 FOREVER = "import time\nwhile True: time.sleep(1)"
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.01)
+wait_until = functools.partial(until, timeout_s=DEADLINE_S)
 
 
 class Bench:

@@ -40,7 +40,7 @@ local function next_retries(limit)
       if is_suspect and has_suspect == nil then has_suspect = owns_suspect() end
       if #found < limit and not (is_suspect and has_suspect) then
         found[#found + 1] = id
-        has_suspect = has_suspect or is_suspect or nil
+        if is_suspect then has_suspect = true end
       end
     end
   end

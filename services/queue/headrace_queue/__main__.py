@@ -27,6 +27,7 @@ from headrace import config_load, environment, logs
 from headrace.config import RunConfig
 from headrace.data.rows import DataError
 from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable
+from headrace.net import PortTaken, bound_socket
 from headrace_queue import startup
 from headrace_queue.app import HANG_S, Service, create_app
 from headrace_queue.feeder import Feeder, PromptSource
@@ -65,10 +66,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     logs.setup("queue")
     try:
         config = config_load.load(arguments.config)
-        with listen(arguments.host, arguments.port) as listener:
+        # First of all: a port that is taken is told before anything else is done.
+        with bound_socket(arguments.host, arguments.port) as listener:
             asyncio.run(serve(config, listener))
     except Fatal as error:
         _leave(error, error.code)
+    except PortTaken as error:
+        _leave(error, EXIT_PORT)
     except (config_load.ConfigError, DataError) as error:
         _leave(error, startup.EXIT_CONFIG)
     except LedgerUnavailable as error:
@@ -85,18 +89,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _leave(error: Exception, code: int) -> NoReturn:
     log.error(str(error), extra={"exit_code": code})
     sys.exit(code)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, so that a port that is taken is told before anything else is done. Raises Fatal."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise Fatal(f"cannot listen on {host}:{port}: {error.strerror or error}", EXIT_PORT) from None
-    return listener
 
 
 async def serve(config: RunConfig, listener: socket.socket) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import redis
 
-from headrace.ledger.client import LedgerError, LedgerUnavailable
+from headrace.ledger.client import LedgerError, LedgerUnavailable, passes
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +31,9 @@ _OUTAGE_ERRORS = (
     LedgerUnavailable,
     redis.ConnectionError,
     redis.TimeoutError,
-    redis.exceptions.ReadOnlyError,
     redis.exceptions.OutOfMemoryError,
-    redis.exceptions.MasterDownError,
     OSError,
 )
-# Errors that redis-py has no class for: a disk that is full, a script of another client that runs too long.
-_OUTAGE_PREFIXES = ("MISCONF", "BUSY")
 _NOT_CONFIGURED = "is not configured in this server"
 
 
@@ -81,7 +77,7 @@ def is_outage(error: BaseException) -> bool:
     """Whether `error` is the world's fault and may pass."""
     if type(error) is LedgerError and error.__context__ is not None:
         error = error.__context__  # what the server said
-    if isinstance(error, redis.ResponseError) and str(error).startswith(_OUTAGE_PREFIXES):
+    if isinstance(error, redis.ResponseError) and passes(error):
         return True
     return isinstance(error, _OUTAGE_ERRORS)
 

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 import uuid
@@ -26,6 +25,7 @@ from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect_async
 from headrace.reward import RewardError, Scorer, load_reward
 from headrace.startup import until_configured
@@ -52,11 +52,7 @@ class Rollouter:
 
     async def run(self) -> int:
         config = self.config
-        # Before the engine loads: a port that is taken shows at once, and nobody takes it meanwhile.
-        # Bound and not listening: a probe is refused until there is something to answer it.
-        listener = socket.socket(socket.getaddrinfo(self.args.host, self.args.port)[0][0])
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((self.args.host, self.args.port))
+        listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
         scorer = Scorer(
             load_reward(config.custom_reward_function.path, config.custom_reward_function.name),
             config.custom_reward_function.timeout_s,
@@ -226,7 +222,7 @@ def main() -> None:
     except LedgerUnavailable as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_UNAVAILABLE
-    except (EngineFailed, OSError) as error:
+    except (EngineFailed, PortTaken) as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_SOFTWARE
     sys.exit(code)

@@ -19,8 +19,6 @@ class MemberConnection:
     """None ends the stream."""
     tokens: int = 0
     """Progress of running work while it is let finish: tokens generated so far."""
-    is_member: bool = False
-    """As of the last reading of the ledger: what runs there is its own."""
     unheard: bool = False
     """Its lease ended though its stream is up: it may be frozen. Until it says that it has paused."""
     asked_to_pause: bool = False
@@ -45,6 +43,9 @@ class Connections:
     def __init__(self) -> None:
         self.term = 0
         self.members: dict[str, MemberConnection] = {}
+        """Who is connected, whether it takes part or not."""
+        self.taking_part: set[str] = set()
+        """Who does, by the last reading of the ledger. What runs in others is not theirs any more."""
         self.trainer: TrainerConnection | None = None
 
     def send(self, connection: MemberConnection, command: pb.MemberCommand) -> None:

@@ -39,7 +39,6 @@ class Driver:
         self.version = -1
         self.round = 0
         self.lineage = 0
-        self.members: set[str] = set()
         self._members_lineage = -1
         self.connections = Connections()
         self.transfers = Transfers(config, self.connections, self._expire)
@@ -63,6 +62,11 @@ class Driver:
     @property
     def term(self) -> int:
         return self.connections.term
+
+    @property
+    def members(self) -> set[str]:
+        """Who takes part, by the last reading of the ledger."""
+        return self.connections.taking_part
 
     @property
     def trainer(self) -> TrainerConnection | None:
@@ -89,7 +93,6 @@ class Driver:
         welcome = pb.MemberWelcome(committed_version=self.version)
         self.connections.send(connection, pb.MemberCommand(welcome=welcome))
         stats = await self.ledger.run(ops.stats())
-        connection.is_member = name in stats.members
         if self.connections.members.get(name) is not connection:
             return
         if self.session is not None and name in self.session.roster:
@@ -207,10 +210,9 @@ class Driver:
         stats = await self.ledger.run(ops.stats())
         same_lineage = stats.lineage == self._members_lineage
         for name, connection in self.connections.members.items():
-            connection.is_member = name in stats.members
             if same_lineage and name in self.members and name not in stats.members:
                 connection.unheard = True
-        self.members, self._members_lineage = set(stats.members), stats.lineage
+        self.connections.taking_part, self._members_lineage = set(stats.members), stats.lineage
         return stats
 
     def joiners(self) -> list[str]:
@@ -294,7 +296,6 @@ class Driver:
         answer = await self.ledger.run(ops.admit(self.term, members[0], self.version))
         if answer == "ok":
             self.members.add(members[0])
-            self._is_member(members)
         return s.CommitAnswer(answer == "ok", f"admission refused: {answer}")
 
     async def _commit(self, begin: pb.BeginSync, members: tuple[str, ...], digest: str) -> s.CommitAnswer:
@@ -313,14 +314,8 @@ class Driver:
         if reply.status is not CommitStatus.OK:
             return s.CommitAnswer(False, f"commit of version {begin.version} refused: {reply}")
         self.version = begin.version
-        self.members, self._members_lineage = set(members), begin.lineage
-        self._is_member(members)
+        self.connections.taking_part, self._members_lineage = set(members), begin.lineage
         return s.CommitAnswer(True)
-
-    def _is_member(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            if connection := self.connections.members.get(name):
-                connection.is_member = True
 
     # -- ends ------------------------------------------------------------------------------------
 

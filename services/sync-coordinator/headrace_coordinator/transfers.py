@@ -139,11 +139,10 @@ class Transfers:
 
     def pause(self, name: str, round_: int, version: int) -> None:
         """`version`: the one that the member is to run afterwards."""
-        connection = self.connections.members.get(name)
         pause = pb.MemberPause(
             round=round_,
             finish_through=self.config.rule.finish_through(version),
-            drop_work=connection is not None and not connection.is_member,
+            drop_work=name not in self.connections.taking_part,
         )
         self.connections.send_member(name, pb.MemberCommand(pause=pause))
 

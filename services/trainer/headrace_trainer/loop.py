@@ -330,10 +330,8 @@ class Trainer:
         """A checkpoint of what is true now; it is written while training goes on, unless `wait`."""
         with self.report.phase("save_checkpoint"):
             self.progress.wall_s = self.report.wall_s
-            self.checkpoints.begin(self.progress)
+            (self.checkpoints.save if wait else self.checkpoints.begin)(self.progress)
             self._saved_at = time.monotonic()
-            if wait:
-                self.checkpoints.wait()
 
     # -- ends ------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from headrace.runner.layout import RESUMED_FROM, complete_checkpoints
+from headrace.runner.layout import RESUMED_FROM, checkpoint_at, complete_checkpoints
 
 log = logging.getLogger("headrace.trainer.resume")
 
@@ -29,15 +29,9 @@ def _obey(directory: Path, wanted: Path) -> None:
     marker = directory / RESUMED_FROM
     if marker.exists() and marker.read_text() == str(wanted):
         return
-    there, asked, wanted = complete_checkpoints(directory), wanted, wanted.resolve()
-    if wanted not in [d.resolve() for d in there]:
-        shown = ", ".join(d.name for d in there) or "none"
-        raise ValueError(
-            f"trainer.resume: {asked} is no complete checkpoint of this run (there are: {shown}); to begin "
-            "with the weights of another run, export them with `headrace export` and set model.path"
-        )
-    set_aside(directory, [d.name for d in there if d.name > wanted.name])
-    marker.write_text(str(asked))
+    found = checkpoint_at(directory, wanted)
+    set_aside(directory, [d.name for d in complete_checkpoints(directory) if d.name > found.name])
+    marker.write_text(str(wanted))
 
 
 def set_aside(directory: Path, names: list[str]) -> None:
