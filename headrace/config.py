@@ -13,7 +13,9 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
 from headrace.config_base import Section
+from headrace.config_data import DataConfig
 from headrace.config_problems import cross_field_problems
+from headrace.config_reward import RewardConfig
 from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
 
 
@@ -29,25 +31,6 @@ class ModelConfig(Section):
     """Longest prompt + response in tokens that the engine is built for; the sum of both limits when unset."""
     trust_remote_code: bool = False
     """Run Python code that the model directory brings along."""
-
-
-class DataConfig(Section):
-    """Prompts: JSON lines in verl's row format."""
-
-    train_files: list[str] = Field(min_length=1)
-    """Training files, read in this order, or a demo's, e.g. `demo:spell_backward/train`."""
-    val_files: list[str] = []
-    """Held-out files for validation, or a demo's, e.g. `demo:spell_backward/val`."""
-    max_prompt_length: int = Field(512, gt=0)
-    """Longest prompt in tokens; a longer one is an error before the run starts."""
-    max_response_length: int = Field(512, gt=0)
-    """Longest response in tokens, over all its segments."""
-    shuffle: bool = True
-    """Shuffle the rows anew in every epoch, as a pure function of (seed, epoch)."""
-    drop_last: bool = False
-    """Leave out the last update when it has fewer samples than the others; else it is trained as it is."""
-    max_ahead: int | None = Field(None, gt=0)
-    """Prompts that may lie ready ahead of the rollouters; twice the gate when unset."""
 
 
 class EngineConfig(Section):
@@ -202,17 +185,6 @@ class LedgerConfig(Section):
     """Failures (reward error, time-out) of one sample before it is dead."""
     max_crashes: int = Field(3, ge=0)
     """Owners that may expire over one sample before it is dead (a poison prompt)."""
-
-
-class RewardConfig(Section):
-    """verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, by path and name."""
-
-    path: str
-    """A Python file, or an importable module."""
-    name: str = "compute_score"
-    """The function's name."""
-    timeout_s: float = Field(30.0, gt=0)
-    """Longest call of the function."""
 
 
 class RedisConfig(Section):

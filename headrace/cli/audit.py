@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import secrets
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import redis
 
 from headrace import redis_url, trained_log
+from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.config_load import load
 from headrace.ledger.audit import compare, read_op, states
@@ -20,6 +22,20 @@ from headrace.runner.summary import balance_line
 from headrace.valkey_server import start_valkey
 
 EXIT_UNBALANCED, EXIT_USAGE = 1, 2
+
+
+DESCRIPTION = (
+    "Check that every issued sample is in exactly one place. Reads the run's server if it is up, "
+    "else starts the bundled server on the run's files. Exit code 1 if the ledger does not balance."
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.run(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    return audit(args.run, args.runs_dir)
 
 
 def audit(name: str, runs_dir: Path) -> int:

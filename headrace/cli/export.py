@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 from headrace import config_load
+from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.runner.layout import complete_checkpoints, find_run
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+DESCRIPTION = "Write the policy of a checkpoint as a directory that transformers and vLLM load."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.run(parser)
+    parser.add_argument("--step", type=int, metavar="K", help="of this step (default: the newest)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty directory")
+
+
+def main(args: argparse.Namespace) -> int:
+    return export(args.run, args.runs_dir, args.step, args.out)
 
 
 def export(name: str, runs_dir: Path, step: int | None, out: Path) -> int:

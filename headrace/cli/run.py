@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from headrace import config_load, redis_url
+from headrace.cli import options
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
 from headrace.modes import describe, warnings
@@ -18,6 +20,22 @@ from headrace.runner.layout import RESUMED_FROM, RunLayout, RunLock, checkpoint_
 from headrace.runner.progress import make_display
 from headrace.runner.services import plan
 from headrace.runner.session import Session, Signals
+
+DESCRIPTION = (
+    "Run every service on this machine until training is complete. Ctrl-C stops in order, so that "
+    "the same command continues; a second Ctrl-C kills at once."
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.configuration(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, print what would run, start nothing"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    return run(args.config, args.overrides, dry_run=args.dry_run)
 
 
 def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
 
 import redis
 
+from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
@@ -17,6 +19,29 @@ from headrace.runner.scaling import LARGEST, ask
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _POLL_S = 0.2
+
+
+DESCRIPTION = (
+    "Change the number of rollouters of a run that is on. New ones join without a pause of the "
+    "others; those that leave save their unfinished work for the rest. With none the trainer waits."
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.run(parser)
+    parser.add_argument("wish", metavar="rollouter=N", help="how many there are to be")
+    parser.add_argument(
+        "--wait",
+        nargs="?",
+        type=float,
+        const=300.0,
+        metavar="SECONDS",
+        help="return once exactly that many take part (default: 300 seconds at most)",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    return scale(args.run, args.wish, args.runs_dir, wait_s=args.wait)
 
 
 def scale(name: str, wish: str, runs_dir: Path, *, wait_s: float | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 
 import redis
 
+from headrace.cli import options
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
@@ -18,6 +20,17 @@ from headrace.runner import summary as summaries
 from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
 
 EXIT_USAGE = 2
+
+DESCRIPTION = "Show a run that is on (from its ledger) or one that ended (from its summary)."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.run(parser)
+    options.as_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    return status(args.run, args.runs_dir, as_json=args.json)
 
 
 def status(name: str, runs_dir: Path, *, as_json: bool) -> int:

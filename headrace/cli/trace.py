@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.runner.layout import find_run
 from headrace.trace import Event, NothingRecorded, Start, Trace, kind_of, process_order, read, track_order
@@ -20,6 +22,23 @@ _SHOWN_PROBLEMS = 5
 
 ChromeEvent = dict[str, Any]
 """One object of `traceEvents`."""
+
+
+DESCRIPTION = (
+    "Merge what the processes of a run recorded (`trace.enable: true`) into one timeline for "
+    "https://ui.perfetto.dev. Works while the run is on."
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.run(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="compressed when it ends in .gz (default: RUN/trace.json)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    return trace(args.run, args.runs_dir, args.out)
 
 
 def trace(name: str, runs_dir: Path, out: Path | None) -> int:

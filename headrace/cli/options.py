@@ -1,0 +1,34 @@
+"""Arguments that several commands have in common."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def configuration(parser: argparse.ArgumentParser) -> None:
+    """`config`, a Path, and `overrides`, a list of `key.path=value` and of further files."""
+    parser.add_argument("config", type=Path, help="configuration file (YAML)")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key.path=value",
+        help="change a key, e.g. rollout.n=4 or trainer.resume=never; the value is YAML. The name of a "
+        "further YAML file (configs/modes/one_step_off.yaml) changes every key in it",
+    )
+
+
+def run(parser: argparse.ArgumentParser) -> None:
+    """`run`, a name or a directory, and `runs_dir`, a Path."""
+    parser.add_argument("run", help="name of the run, or its directory")
+    runs_dir(parser)
+
+
+def runs_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), help="where runs lie (default: %(default)s)"
+    )
+
+
+def as_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
