@@ -370,6 +370,60 @@ class CanaryReport(_message.Message):
     max_abs_diff: float
     def __init__(self, version: _Optional[int] = ..., incarnation: _Optional[str] = ..., max_abs_diff: _Optional[float] = ...) -> None: ...
 
+class NodeReport(_message.Message):
+    __slots__ = ("hello", "ended")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    hello: NodeHello
+    ended: NodeEnded
+    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., ended: _Optional[_Union[NodeEnded, _Mapping]] = ...) -> None: ...
+
+class NodeHello(_message.Message):
+    __slots__ = ("node", "nodes", "launch")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    nodes: int
+    launch: str
+    def __init__(self, node: _Optional[str] = ..., nodes: _Optional[int] = ..., launch: _Optional[str] = ...) -> None: ...
+
+class NodeEnded(_message.Message):
+    __slots__ = ("code",)
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    def __init__(self, code: _Optional[int] = ...) -> None: ...
+
+class NodeCommand(_message.Message):
+    __slots__ = ("wait", "start", "stop")
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    wait: NodeWait
+    start: NodeStart
+    stop: NodeStop
+    def __init__(self, wait: _Optional[_Union[NodeWait, _Mapping]] = ..., start: _Optional[_Union[NodeStart, _Mapping]] = ..., stop: _Optional[_Union[NodeStop, _Mapping]] = ...) -> None: ...
+
+class NodeWait(_message.Message):
+    __slots__ = ("present", "nodes")
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    present: _containers.RepeatedScalarFieldContainer[str]
+    nodes: int
+    def __init__(self, present: _Optional[_Iterable[str]] = ..., nodes: _Optional[int] = ...) -> None: ...
+
+class NodeStart(_message.Message):
+    __slots__ = ("launch",)
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    launch: str
+    def __init__(self, launch: _Optional[str] = ...) -> None: ...
+
+class NodeStop(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

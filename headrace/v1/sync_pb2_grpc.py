@@ -44,6 +44,11 @@ class CoordinatorStub:
                 request_serializer=headrace_dot_v1_dot_sync__pb2.TrainerReport.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_sync__pb2.TrainerCommand.FromString,
                 _registered_method=True)
+        self.TrainerNode = channel.stream_stream(
+                '/headrace.v1.Coordinator/TrainerNode',
+                request_serializer=headrace_dot_v1_dot_sync__pb2.NodeReport.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_sync__pb2.NodeCommand.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/headrace.v1.Coordinator/GetStatus',
                 request_serializer=headrace_dot_v1_dot_sync__pb2.GetStatusRequest.SerializeToString,
@@ -68,6 +73,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TrainerNode(self, request_iterator, context):
+        """One stream per launch and node, opened by the launcher of the trainer's ranks there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -86,6 +98,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Trainer,
                     request_deserializer=headrace_dot_v1_dot_sync__pb2.TrainerReport.FromString,
                     response_serializer=headrace_dot_v1_dot_sync__pb2.TrainerCommand.SerializeToString,
+            ),
+            'TrainerNode': grpc.stream_stream_rpc_method_handler(
+                    servicer.TrainerNode,
+                    request_deserializer=headrace_dot_v1_dot_sync__pb2.NodeReport.FromString,
+                    response_serializer=headrace_dot_v1_dot_sync__pb2.NodeCommand.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -147,6 +164,33 @@ class Coordinator:
             '/headrace.v1.Coordinator/Trainer',
             headrace_dot_v1_dot_sync__pb2.TrainerReport.SerializeToString,
             headrace_dot_v1_dot_sync__pb2.TrainerCommand.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TrainerNode(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headrace.v1.Coordinator/TrainerNode',
+            headrace_dot_v1_dot_sync__pb2.NodeReport.SerializeToString,
+            headrace_dot_v1_dot_sync__pb2.NodeCommand.FromString,
             options,
             channel_credentials,
             insecure,

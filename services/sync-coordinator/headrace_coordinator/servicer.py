@@ -16,6 +16,7 @@ from headrace.v1 import sync_pb2_grpc
 from headrace_coordinator import session as s
 from headrace_coordinator.connections import MemberConnection, TrainerConnection
 from headrace_coordinator.driver import Driver
+from headrace_coordinator.launches import Launches, Node
 
 log = logging.getLogger("headrace.coordinator")
 
@@ -49,6 +50,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self.launches = Launches(driver.config.trainer.nnodes)
 
     async def Member(
         self, request_iterator: AsyncIterator[pb.MemberReport], context: grpc.aio.ServicerContext
@@ -149,6 +151,43 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
         finally:
             with contextlib.suppress(asyncio.QueueFull):
                 c.outgoing.put_nowait(None)
+
+    async def TrainerNode(
+        self, request_iterator: AsyncIterator[pb.NodeReport], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.NodeCommand]:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("report") != "hello" or not first.hello.node:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first report must be a hello")
+            return
+        hello, launches = first.hello, self.launches
+        if hello.nodes != launches.nodes:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"trainer.nnodes is {hello.nodes} on {hello.node} and {launches.nodes} here: give all "
+                "services the same configuration",
+            )
+            return
+        node = Node(hello.node)
+        launches.joined(node, hello.launch)
+        reader = asyncio.create_task(self._read_node(node, request_iterator))
+        try:
+            while (command := await node.outgoing.get()) is not None:
+                yield command
+        finally:
+            reader.cancel()
+            launches.left(node)
+
+    async def _read_node(self, node: Node, reports: AsyncIterator[pb.NodeReport]) -> None:
+        try:
+            async for report in reports:
+                if report.WhichOneof("report") == "ended":
+                    self.launches.ended(node, report.ended.code)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # as for members
+            log.exception("stream of a trainer node failed", extra={"node": node.name})
+        finally:
+            node.outgoing.put_nowait(None)
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext

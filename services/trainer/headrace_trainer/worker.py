@@ -29,6 +29,7 @@ EX_UNAVAILABLE, EX_CONFIG = 69, 78
 def main() -> None:
     parser = argparse.ArgumentParser(description="One trainer rank; started by torchrun.")
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--host", default="", help="where metrics listen; default: services.host")
     parser.add_argument("--port", type=int, default=0, help="Prometheus port of rank 0; 0 for none")
     parser.add_argument("--state", type=Path, required=True, help="directory shared with the launcher")
     args = parser.parse_args()
@@ -42,7 +43,7 @@ def main() -> None:
         longest += config.redis.outage_timeout_s
         ranks = Ranks(config.trainer.device, longest)
         if args.port and ranks.is_first:
-            start_http_server(args.port, config.services.host)
+            start_http_server(args.port, args.host or config.services.host)
         code = Trainer(config, ranks, environment.run_dir(), args.state / "stop").run()
         ranks.close()
     except (ConfigError, AdoptError, ValueError) as error:

@@ -1,0 +1,170 @@
+"""The trainer's nodes: who is there, and the launch that they are in.
+
+A launch is one start of every rank on every node, under a torchrun rendezvous id that is used once. It begins
+when as many launchers wait as the run has nodes, and it is over for all of them as soon as it is for one:
+what is left of it could only wait for ranks that do not come back.
+
+| event                                  | next                                                         |
+|----------------------------------------|--------------------------------------------------------------|
+| a launcher waits, all nodes are there  | a new launch of those that have waited longest               |
+| it ended with 0 or 75 on a node        | the others end by themselves                                 |
+| it ended otherwise on a node           | over: the others are told to stop                            |
+| a node's stream is lost for `GRACE_S`  | over: the others are told to stop                            |
+| a launcher comes back with its launch  | it goes on; also after a restart of this process             |
+| with one that is over                  | it is told to stop                                           |
+
+Nothing here survives a restart: what runs is learned anew from the launchers that come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.v1 import sync_pb2 as pb
+
+log = logging.getLogger("headrace.coordinator")
+
+GRACE_S = 10.0
+"""How long a stream may be lost; what a launcher needs to come back, with some room."""
+IN_ORDER = (0, 75)
+"""Exit codes of ranks that were complete, or were told to stop."""
+
+
+@dataclass(eq=False)
+class Node:
+    """One stream of a launcher."""
+
+    name: str
+    outgoing: asyncio.Queue[pb.NodeCommand | None] = field(default_factory=asyncio.Queue)
+    """None ends the stream."""
+
+    def send(self, command: pb.NodeCommand) -> None:
+        self.outgoing.put_nowait(command)
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+class Launches:
+    def __init__(
+        self,
+        nodes: int,
+        grace_s: float = GRACE_S,
+        new_id: Callable[[], str] = _new_id,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.nodes = nodes
+        self.launch = ""
+        """The one that is on; empty for none."""
+        self._grace_s = grace_s
+        self._new_id = new_id
+        self._clock = clock
+        self._waiting: dict[str, Node] = {}
+        self._members: dict[str, Node | None] = {}
+        """Of the launch that is on; None: its stream is lost."""
+        self._lost: dict[str, float] = {}
+        """Since when, by node; "" for those that an earlier coordinator knew and that have not come back."""
+        self._ended: set[str] = set()
+
+    def joined(self, node: Node, launch: str) -> None:
+        """A launcher's hello; `launch` is what runs there, empty when it waits for one."""
+        if launch and not self.launch:  # this process has started anew meanwhile
+            self.launch = launch
+            self._lose("")
+        if launch:
+            known = node.name in self._members or len(self._members) < self.nodes
+            if launch != self.launch or not known:
+                self._stop(node, f"launch {launch} is over")
+                return
+            self._supersede(self._members.get(node.name))
+            self._members[node.name] = node
+            self._lost.pop(node.name, None)
+            if len(self._members) == self.nodes:
+                self._lost.pop("", None)
+            return
+        self._supersede(self._waiting.pop(node.name, None))
+        if node.name in self._members:
+            self._over(f"{node.name} has lost its ranks")
+        self._waiting[node.name] = node
+        self._start()
+
+    def ended(self, node: Node, code: int) -> None:
+        """The ranks of a node are gone, with the launcher's exit code for it."""
+        node.outgoing.put_nowait(None)
+        if self._members.get(node.name) is not node:
+            return
+        if code not in IN_ORDER:
+            self._over(f"the ranks of {node.name} ended with code {code}")
+            return
+        self._ended.add(node.name)
+        if len(self._ended) == self.nodes:
+            self._clear()
+            self._start()
+
+    def left(self, node: Node) -> None:
+        """The stream is gone; the ranks may be, too."""
+        if self._waiting.get(node.name) is node:
+            del self._waiting[node.name]
+        elif self._members.get(node.name) is node and node.name not in self._ended:
+            self._members[node.name] = None
+            self._lose(node.name)
+
+    def look(self) -> None:
+        """End the launch when a node has been lost for too long."""
+        due = self._clock() - self._grace_s
+        for name, since in self._lost.items():
+            if since <= due:
+                self._over(f"{name or 'a node'} has been out of reach for {self._grace_s:g} s")
+                return
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self.launch:
+            return
+        if len(self._waiting) < self.nodes:
+            wait = pb.NodeWait(present=sorted(self._waiting), nodes=self.nodes)
+            for node in self._waiting.values():
+                node.send(pb.NodeCommand(wait=wait))
+            return
+        chosen = list(self._waiting)[: self.nodes]
+        self.launch = self._new_id()
+        for name in chosen:
+            node = self._waiting.pop(name)
+            self._members[name] = node
+            node.send(pb.NodeCommand(start=pb.NodeStart(launch=self.launch)))
+        log.info("trainer launch", extra={"launch": self.launch, "nodes": chosen})
+
+    def _over(self, reason: str) -> None:
+        log.warning("trainer launch is over", extra={"launch": self.launch, "reason": reason})
+        for name, node in self._members.items():
+            if node is not None and name not in self._ended:
+                self._stop(node, reason)
+        self._clear()
+        self._start()
+
+    def _clear(self) -> None:
+        self.launch = ""
+        self._members.clear()
+        self._lost.clear()
+        self._ended.clear()
+
+    def _lose(self, name: str) -> None:
+        self._lost[name] = self._clock()
+        asyncio.get_running_loop().call_later(self._grace_s + 0.01, self.look)
+
+    @staticmethod
+    def _stop(node: Node, reason: str) -> None:
+        node.send(pb.NodeCommand(stop=pb.NodeStop(reason=reason)))
+        node.outgoing.put_nowait(None)
+
+    @staticmethod
+    def _supersede(node: Node | None) -> None:
+        if node is not None:
+            node.outgoing.put_nowait(None)

@@ -1,0 +1,154 @@
+"""Starts this node's ranks under torchrun, as often as it takes, and passes stops on to them.
+
+With several nodes each start is a launch of all of them: its rendezvous id comes from the coordinator, ranks
+are given out anew, and when it is over on one node it is over on all. A launcher whose launch is over waits
+for the next one instead of exiting, so that one lost node costs one container and not all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from headrace import environment
+from headrace.config import RunConfig
+from headrace.net import interface_address
+from headrace.runner.guardian import MARK, kill_marked
+from headrace_trainer.launch_stream import LaunchRefused, LaunchStream
+
+log = logging.getLogger("headrace.trainer.launch")
+
+EX_CONFIG, EX_STOPPED = 78, 75
+FORGIVEN_AFTER_S = 120.0
+"""Ranks that ran for so long start again with a clean record."""
+_POLL_S = 0.2
+_TERM_S = 15.0
+
+
+class Launcher:
+    def __init__(self, config: RunConfig, args: argparse.Namespace, state: Path) -> None:
+        """`state`: a directory of this process's own."""
+        self._config = config
+        self._args = args
+        self._state = state
+        self._child: subprocess.Popen[bytes] | None = None
+        self._folder = state
+        self._stops = 0
+
+    def run(self) -> int:
+        """Until the ranks are complete, were told to stop, or cannot go on; the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        if self._config.trainer.nnodes == 1:
+            code = self._ranks(self._args.rdzv_id or uuid.uuid4().hex, None)
+            assert code is not None
+        else:
+            try:
+                code = self._launches()
+            except LaunchRefused as error:
+                print(f"headrace-trainer: {error}", file=sys.stderr)
+                return EX_CONFIG
+        if code == 0 and self._args.stay:
+            log.info("completed; waiting to be stopped")
+            while not self._stops:
+                time.sleep(_POLL_S)  # a signal interrupts it
+        return code
+
+    def _launches(self) -> int:
+        name = f"{self._args.node_name or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        failures = 0
+        while True:
+            stream = LaunchStream(
+                environment.coordinator(), environment.token(), name, self._config.trainer.nnodes
+            )
+            code: int | None = None
+            try:
+                if (launch := stream.wait(lambda: self._stops > 0)) is None:
+                    return EX_STOPPED
+                began = time.monotonic()
+                code = self._ranks(launch, stream)
+            finally:
+                stream.close(code)
+            if code is None:
+                log.warning("launch is over", extra={"reason": stream.over})
+                continue
+            if code in (0, EX_CONFIG) or self._stops:
+                return code
+            if code == EX_STOPPED:  # another node was told to stop; its successor will come
+                continue
+            failures = 1 if time.monotonic() - began >= FORGIVEN_AFTER_S else failures + 1
+            if failures > self._config.services.max_restarts:
+                return code
+            log.warning("ranks ended", extra={"code": code, "failures": failures})
+
+    def _ranks(self, launch: str, stream: LaunchStream | None) -> int | None:
+        """One torchrun; its exit code, or None when it was ended because the launch is over."""
+        self._folder = self._state / launch
+        self._folder.mkdir()
+        if self._stops:
+            (self._folder / "stop").touch()
+        mark = f"{os.environ.get(MARK, 'headrace-trainer')}/{launch}"
+        self._child = subprocess.Popen(
+            _command(self._config, self._args, launch, self._folder),
+            env={**os.environ, MARK: mark},
+            preexec_fn=_die_with_parent,
+        )
+        try:
+            while (code := _wait(self._child)) is None:
+                if stream is not None and stream.over is not None:
+                    self._child.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._child.wait(_TERM_S)
+                    return None
+        finally:
+            kill_marked(mark)  # no rank of this launch may meet the next one's
+            self._child.wait()
+            self._child = None
+        told = self._folder / "exit_code"
+        return int(told.read_text()) if told.exists() else code
+
+    def _stop(self, number: int, _: object) -> None:
+        self._stops += 1
+        if self._child is None:
+            return
+        if self._stops > 1:
+            self._child.send_signal(number)  # asked twice: no more patience
+        else:
+            (self._folder / "stop").touch()  # rank 0 looks at it between updates and while it waits
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return child.wait(_POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _die_with_parent() -> None:
+    """Linux: the child gets SIGTERM when this process is killed in whatever way."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _command(config: RunConfig, args: argparse.Namespace, launch: str, state: Path) -> list[str]:
+    """torchrun for this node. The store is somebody else's: it must survive us."""
+    host = args.rdzv.rsplit(":", 1)[0]
+    return [
+        sys.executable, "-m", "torch.distributed.run",
+        f"--nnodes={config.trainer.nnodes}", f"--nproc-per-node={config.trainer.n_gpus_per_node}",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint={args.rdzv}",
+        "--rdzv-conf=is_host=0,timeout=600", f"--rdzv-id={launch}",
+        f"--local-addr={args.node_address or interface_address(host)}",
+        "--max-restarts=0", "-m", "headrace_trainer.worker",
+        "--config", str(args.config), "--state", str(state), "--port", str(args.port),
+        *(["--host", args.host] if args.host else []),
+    ]  # fmt: skip

@@ -1,0 +1,98 @@
+"""A trainer of two nodes, as two pods start it: one is lost, replaced, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.runner.guardian import MARK, kill_marked, marked
+from headrace.runner.layout import complete_checkpoints
+from tests.integration.run_process import ROOT, SAMPLES_PER_UPDATE, Run, make_run, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+UPDATES = 16
+LIMIT_S = 180.0
+FIRST, SECOND = "127.0.0.2", "127.0.0.3"
+OTHER_NODE = f"other-node-{os.getpid()}"
+
+
+def start_node(run: Run, number: int, log: Path) -> subprocess.Popen[bytes]:
+    """What the container of a trainer pod runs."""
+    ends = run.endpoints
+    env = {
+        **os.environ,
+        "HEADRACE_REDIS_URL": ends["redis_url"],
+        "HEADRACE_COORDINATOR": ends["coordinator"],
+        "HEADRACE_RDZV": ends["rendezvous"],
+        "HEADRACE_RUN_DIR": str(run.directory),
+        "HEADRACE_TOKEN": ends["token"],
+        "HEADRACE_NODE_ADDRESS": SECOND,
+        "OMP_NUM_THREADS": "1",
+        MARK: f"{OTHER_NODE}/{number}",
+    }
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "headrace_trainer", "--config", str(run.directory / "config.yaml")],
+            cwd=ROOT,
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    yield
+    kill_marked(OTHER_NODE)
+
+
+def addresses(pids: list[int]) -> set[str]:
+    """Of the agents among these processes: what they say where they are."""
+    words = [word for pid in pids for word in psutil.Process(pid).cmdline()]
+    return {word.partition("=")[2] for word in words if word.startswith("--local-addr=")}
+
+
+def test_a_node_is_lost_and_replaced(tmp_path: Path, nothing_left: None) -> None:
+    run = make_run(
+        tmp_path,
+        "nodes",
+        f"rollout.total_rollout_steps={UPDATES * SAMPLES_PER_UPDATE}",
+        "rollout.replicas=1",
+        "rollout.test_freq=0",
+        "async_training.trigger_parameter_sync_step=1",
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=1",
+    )
+    process = run.start(env={"HEADRACE_NODE_ADDRESS": FIRST})
+    wait_for("the launcher", lambda: "waiting for nodes" in run.log("trainer"), process, LIMIT_S)
+    launcher = run.pid("trainer")
+    other = start_node(run, 1, tmp_path / "other.log")
+    wait_for("a checkpoint", lambda: complete_checkpoints(run.directory / "checkpoints"), process, LIMIT_S)
+    there = marked(OTHER_NODE)
+    assert addresses(there) == {SECOND}, "torchrun is not where it was told to be"
+    assert len(there) >= 3
+
+    assert kill_marked(OTHER_NODE)  # as when a machine is lost: launcher, torchrun and rank at once, kill -9
+    other.wait(10)
+    wait_for("the end of the launch", lambda: run.log("trainer").count("waiting for nodes") == 2, process, 60)
+    assert (run.pid("trainer"), run.rows() != []) == (launcher, True), "who was not lost does not exit"
+    replacement = start_node(run, 2, tmp_path / "other.log")
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output[-4000:] + run.log("trainer")[-4000:]
+    assert replacement.wait(30) == 0, (tmp_path / "other.log").read_text()[-4000:]
+
+    assert "restart" not in output, "no service had to be started again"
+    summary = run.summary
+    assert summary["balanced"]
+    assert summary["ledger"]["lineage"] == 2
+    assert summary["ledger"]["trained"] == summary["ledger"]["issued_total"] == UPDATES * SAMPLES_PER_UPDATE
+    audited = run.command("audit", str(run.directory))
+    assert audited.returncode == 0, audited.stdout
+    assert f"{UPDATES * SAMPLES_PER_UPDATE} samples trained once each" in audited.stdout
