@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
 from headrace.config_base import Section
 from headrace.config_data import DataConfig
+from headrace.config_kubernetes import KubernetesConfig
 from headrace.config_problems import cross_field_problems
 from headrace.config_reward import RewardConfig
 from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
@@ -265,6 +266,7 @@ class RunConfig(Section):
     redis: RedisConfig = RedisConfig()
     services: ServicesConfig = ServicesConfig()
     trace: TraceConfig = TraceConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
 
     @property
     def rule(self) -> StalenessRule:

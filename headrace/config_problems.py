@@ -67,6 +67,12 @@ def cross_field_problems(c: RunConfig) -> list[str]:
             f"val.n = {c.val.n} greedy responses to a prompt are all the same: set val.temperature above 0, "
             "or val.n to 1"
         )
+    advice = c.kubernetes.recommendation
+    if advice.min_rollouters > advice.max_rollouters:
+        out.append(
+            f"kubernetes.recommendation.min_rollouters = {advice.min_rollouters} is more than "
+            f"max_rollouters = {advice.max_rollouters}: lower it"
+        )
     if c.rollout.test_freq and not c.data.val_files:
         out.append("rollout.test_freq is set but data.val_files is empty: name a file or set test_freq to 0")
     return out

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from headrace import recommendation
 from headrace.cli import options
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
@@ -67,7 +68,9 @@ def live(layout: RunLayout) -> dict[str, Any]:
     try:
         with connect(ends["redis_url"], timeout_s=3.0) as client:
             stats = SyncLedger(client, ends["run"], retry_s=1.0).run(ops.stats())
+            advice = recommendation.decode(client.get(recommendation.recommendation_key(ends["run"])))
         facts["ledger"] = ledger_facts(stats)
+        facts["recommendation"] = advice
     except (LedgerError, redis.RedisError, OSError) as error:
         facts["note"] = f"its ledger cannot be read: {error}"
     return facts
@@ -110,6 +113,8 @@ def text(facts: dict[str, Any], layout: RunLayout) -> list[str]:
             f"{len(ledger['members'])} rollouters taking part"
         )
         out.append(", ".join(f"{counts[state]} {state}" for state in summaries.STATES))
+        if advice := facts.get("recommendation"):
+            out.append(f"recommended rollouters: {advice['rollouters']} ({advice['why']})")
         if ledger["dead_reasons"]:
             out.append("dead: " + ", ".join(f"{n} {why}" for why, n in ledger["dead_reasons"].items()))
     for score in facts.get("eval", [])[-4:]:

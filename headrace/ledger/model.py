@@ -44,6 +44,7 @@ class Model(SampleModel):
             return r.OpenLineageReply(False, self.lineage, self.version)
         self.lineage += 1
         self.phase, self.held, self.fresh, self.final = "adopting", True, True, False
+        self.completed = False
         self.window, self.trimmed = self.version + 1, -1
         self.members.clear()
         self.windows.clear()
@@ -163,6 +164,12 @@ class Model(SampleModel):
         self.phase, self.held = "idle", self.fresh
         return r.Verdict.OK
 
+    def complete(self, lineage: int) -> r.Verdict:
+        if lineage != self.lineage:
+            return self._fenced("complete")
+        self.completed = True
+        return r.Verdict.OK
+
     def admit(self, term: int, incarnation: str, version: int) -> r.Verdict:
         if term != self.term or self.phase != "idle" or self.held or version != self.version:
             return r.Verdict.REFUSED
@@ -238,6 +245,7 @@ class Model(SampleModel):
             claim_size=self.claim_size,
             end_of_data=self.end_of_data,
             final=self.final,
+            completed=self.completed,
             cursor=len(self.records),
             total=self.total,
             fenced=sum(self.fenced_by.values()),

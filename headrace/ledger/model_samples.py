@@ -67,6 +67,7 @@ class SampleModel:
     window: int = 0
     end_of_data: bool = False
     final: bool = False
+    completed: bool = False
     trimmed: int = -1
     records: list[Record] = field(default_factory=list)
     members: dict[str, int] = field(default_factory=dict)

@@ -253,6 +253,11 @@ def release(term: int, round_: int) -> Op[r.Verdict]:
     return Op("release", (term, round_), _verdict)
 
 
+def complete(lineage: int) -> Op[r.Verdict]:
+    """The trainer has saved and exported everything; nothing is left to do. ok | fenced."""
+    return Op("complete", (lineage,), _verdict)
+
+
 def admit(term: int, incarnation: str, version: int) -> Op[r.Verdict]:
     """A late joiner that has caught up becomes a member. ok | refused (a round runs, version moved on)."""
     return Op("admit", (term, _incarnation(incarnation), version), _verdict)
@@ -351,6 +356,7 @@ def _stats(raw: Any) -> r.Stats:
         claim_size=int(meta["claim_size"]),
         end_of_data=meta["end_of_data"] == "1",
         final=meta["final"] == "1",
+        completed=meta.get("completed", "0") == "1",
         cursor=int(meta["cursor"]),
         total=int(meta["total"]),
         fenced=int(meta["fenced"]),

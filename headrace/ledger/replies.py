@@ -202,6 +202,8 @@ class Stats:
     end_of_data: bool
     final: bool
     """The last commit was the run's last."""
+    completed: bool
+    """The trainer has saved and exported everything."""
     cursor: int
     total: int
     fenced: int

@@ -247,20 +247,24 @@ class TrainerHello(_message.Message):
     def __init__(self, lineage: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., snapshot_version: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
 
 class BeginSync(_message.Message):
-    __slots__ = ("lineage", "optimizer_step", "version", "manifest", "validate", "final")
+    __slots__ = ("lineage", "optimizer_step", "version", "manifest", "validate", "final", "wait_s", "step_s")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     optimizer_step: int
     version: int
     manifest: Manifest
     validate: bool
     final: bool
-    def __init__(self, lineage: _Optional[int] = ..., optimizer_step: _Optional[int] = ..., version: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., validate: _Optional[bool] = ..., final: _Optional[bool] = ...) -> None: ...
+    wait_s: float
+    step_s: float
+    def __init__(self, lineage: _Optional[int] = ..., optimizer_step: _Optional[int] = ..., version: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., validate: _Optional[bool] = ..., final: _Optional[bool] = ..., wait_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class TrainerReady(_message.Message):
     __slots__ = ("term", "session")

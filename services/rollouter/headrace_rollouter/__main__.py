@@ -157,6 +157,7 @@ class Rollouter:
                 samples=self.worker.samples_finished,
                 version=self.worker.version,
                 sequence_s=self.engine.sequence_s(),
+                tokens_in_flight=self.engine.tokens_in_flight(),
             )
             with contextlib.suppress(redis.RedisError):  # nothing depends on it
                 await ledger.redis.hset(telemetry_key(self.config.name), self.incarnation, encode(now))

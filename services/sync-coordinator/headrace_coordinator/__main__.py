@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import logging
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -15,17 +17,20 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from headrace import environment, logs
+from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable
 from headrace.redis_connect import connect_async
 from headrace.startup import until_configured
 from headrace.v1 import sync_pb2, sync_pb2_grpc
+from headrace_coordinator.advice import Adviser
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 
 log = logging.getLogger("headrace.coordinator")
 
 EX_UNAVAILABLE, EX_CONFIG = 69, 78
+_AGAIN_S = 5.0
 _MAX_MESSAGE = 64 * 1024 * 1024  # a manifest names every tensor of the model
 
 
@@ -37,6 +42,11 @@ async def serve(args: argparse.Namespace) -> int:
         AsyncLedger(client, config.name, retry_s=patience), config.services.start_timeout_s
     )
     driver = Driver(config, AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s))
+    beside: dict[str, Callable[[], Awaitable[None]]] = {
+        "advice": Adviser(config, driver.ledger, driver.notices.listen()).run
+    }
+    if config.kubernetes.enable:
+        beside["kubernetes"] = _cluster_agent(config, driver)
     server = grpc.aio.server(
         interceptors=[TokenInterceptor(environment.token())],
         options=[
@@ -72,13 +82,42 @@ async def serve(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     work = asyncio.create_task(driver.run())
+    others = [asyncio.create_task(_for_ever(name, part)) for name, part in beside.items()]
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     await server.stop(grace=1.0)
     if work.done():
         work.result()  # the driver never returns: it failed, and the process starts anew
-    work.cancel()
+    for task in (work, *others):
+        task.cancel()
     return 0
+
+
+async def _for_ever(name: str, part: Callable[[], Awaitable[None]]) -> None:
+    """What the run does not depend on: its failure is logged, and it starts again."""
+    while True:
+        try:
+            await part()
+        except Exception:
+            log.exception("part failed", extra={"part": name})
+        await asyncio.sleep(_AGAIN_S)
+
+
+def _cluster_agent(config: RunConfig, driver: Driver) -> Callable[[], Awaitable[None]]:
+    """Raises ConfigError when it cannot work here."""
+    if importlib.util.find_spec("kubernetes") is None:
+        raise ConfigError(
+            ["kubernetes.enable: the client is missing; install headrace[kubernetes], or leave this out"]
+        )
+    from headrace_coordinator.kube.agent import Agent
+    from headrace_coordinator.kube.api import Cluster, ClusterError
+
+    try:
+        return Agent(config, driver, Cluster(config.kubernetes)).run
+    except ClusterError as error:
+        raise ConfigError(
+            [f"kubernetes.enable: no cluster is to be found ({error}); mount the service account's token"]
+        ) from None
 
 
 def main() -> None:

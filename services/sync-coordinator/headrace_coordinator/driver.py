@@ -20,12 +20,22 @@ from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
 from headrace_coordinator import session as s
 from headrace_coordinator.connections import Connections, MemberConnection, TrainerConnection
+from headrace_coordinator.notices import Committed, Fenced, Notices, SyncFailed
 from headrace_coordinator.transfers import Timings, Transfers
 
 log = logging.getLogger("headrace.coordinator")
 
 _MEMBERS_EVERY_S = 1.0
 _REFUSED_WAIT_S = 5.0
+
+
+LEFT = "left"
+"""Why an incarnation is expired that has taken its leave."""
+
+
+def replica_of(incarnation: str) -> str:
+    """`rollouter-REPLICA-1f2e3d4c` is one start of REPLICA; in a cluster that is the pod's name."""
+    return incarnation.removeprefix("rollouter-").rpartition("-")[0]
 
 
 class Superseded(RuntimeError):
@@ -49,6 +59,9 @@ class Driver:
         self._expelled: set[str] = set()
         self._wake = asyncio.Event()
         self._trace = recorder(config, "coordinator")
+        self.notices = Notices()
+        self.leaving: frozenset[str] = frozenset()
+        """Replicas whose pods are about to go: they are not taken in any more."""
 
     async def recover(self) -> None:
         """Take the next term and read what the ledger knows. The first act of every start."""
@@ -119,8 +132,21 @@ class Driver:
 
     async def member_leaving(self, connection: MemberConnection) -> None:
         """An orderly leave: its work is parked already."""
-        await self._expire(connection.incarnation, "left")
-        self.transfers.event(s.Left(connection.incarnation))
+        await self._gone(connection.incarnation, LEFT)
+
+    async def replica_gone(self, replica: str) -> list[str]:
+        """Its process is no more, for certain: take back what its incarnations had, without waiting for a
+        lease. Returns those that still had something to lose; [] when it had left in order."""
+        stats = await self.ledger.run(ops.stats())
+        known = {*stats.members, *stats.in_flight_by_owner, *self.connections.members}
+        gone = sorted(name for name in known if replica_of(name) == replica)
+        for name in gone:
+            await self._gone(name, "its pod is gone")
+        return gone
+
+    async def _gone(self, name: str, reason: str) -> None:
+        await self._expire(name, reason)
+        self.transfers.event(s.Left(name))
         self.wake()
 
     def trainer_joined(self, connection: TrainerConnection, manifest: pb.Manifest) -> bool:
@@ -212,6 +238,7 @@ class Driver:
         for name, connection in self.connections.members.items():
             if same_lineage and name in self.members and name not in stats.members:
                 connection.unheard = True
+                self.notices.tell(Fenced(name, "it gave no sign of life for a lease"))
         self.connections.taking_part, self._members_lineage = set(stats.members), stats.lineage
         return stats
 
@@ -219,8 +246,8 @@ class Driver:
         return [name for name in self.connections.members if name not in self.members]
 
     def _can_join(self, name: str) -> bool:
-        """Nobody waits for one that may be frozen."""
-        return not self.connections.members[name].unheard
+        """Nobody waits for one that may be frozen, or that is about to go."""
+        return not self.connections.members[name].unheard and replica_of(name) not in self.leaving
 
     def _next_joiner(self) -> str | None:
         if self.trainer is None or self._manifest is None:
@@ -229,6 +256,8 @@ class Driver:
             return None
         ready = None
         for name in self.joiners():
+            if replica_of(name) in self.leaving:
+                continue
             connection = self.connections.members[name]
             if not connection.paused and not connection.asked_to_pause:
                 connection.asked_to_pause = True
@@ -340,6 +369,7 @@ class Driver:
             self.trainer.snapshot_version = self.version
             self.connections.send_trainer(pb.TrainerCommand(committed=self.last_committed))
         metrics.observe_round(self.last_committed, begin.manifest.bytes)
+        self.notices.tell(Committed(begin, len(session.roster)))
         log.info(
             "committed",
             extra={
@@ -367,6 +397,7 @@ class Driver:
         self.pending = None
         metrics.SYNC_FAILURES.labels(reason="abandoned").inc()
         log.error("sync rejected", extra={"reason": reason})
+        self.notices.tell(SyncFailed(reason))
         self.connections.send_trainer(pb.TrainerCommand(rejected=pb.Rejected(reason=reason)))
 
     async def _expire(self, name: str, reason: str) -> None:
@@ -374,6 +405,8 @@ class Driver:
         self.members.discard(name)
         self._expelled.add(name)
         log.warning("member expired", extra={"member": name, "reason": reason, "reply": str(reply)[:300]})
+        if reason != LEFT:
+            self.notices.tell(Fenced(name, reason))
         if connection := self.connections.members.get(name):
             self.connections.expel(connection, reason)
 

@@ -19,6 +19,18 @@ SYNC_GROUP_SIZE = Gauge("headrace_sync_group_size", "Members of the last committ
 SYNC_LOGPROB_DIFF = Gauge(
     "headrace_sync_logprob_diff", "Largest log-prob difference of engine and trainer in the last canary"
 )
+RECOMMENDED_ROLLOUTERS = Gauge(
+    "headrace_recommended_rollouters", "Rollouters that both idle ratios advise; 0 before the first advice"
+)
+DRAINS = Counter(
+    "headrace_rollouter_drains_total",
+    "Rollouters whose pod was deleted: in_order (it left by itself) or gone (its work was taken back)",
+    ["outcome"],
+)
+LEAVING = Gauge("headrace_rollouters_leaving", "Rollouters whose pod was told to go and is still there")
+CLUSTER_FAILURES = Counter(
+    "headrace_kubernetes_failures_total", "Calls of the Kubernetes API that failed", ["call"]
+)
 
 
 def observe_round(c: pb.Committed, nbytes: int) -> None:

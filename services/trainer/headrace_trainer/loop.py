@@ -284,6 +284,7 @@ class Trainer:
         validate = freq > 0 and (final or version == 0 or version % freq == 0)
         if validate:
             self._validated = version
+        wait_s, step_s = self.report.window_seconds()
         if self.sync is not None:
             self.sync.begin(
                 pb.BeginSync(
@@ -299,6 +300,8 @@ class Trainer:
                     ),
                     validate=validate,
                     final=final,
+                    wait_s=wait_s,
+                    step_s=step_s,
                 )
             )
 
@@ -367,6 +370,7 @@ class Trainer:
         state = self.checkpoints.full_state()
         if self.ranks.is_first:
             export_model(self.config, state, self.run_dir / "final")
+            self.ledger.run(ops.complete(self.progress.lineage))
         self.ranks.share(None)
         self.close()
         log.info("completed", extra={"step": self.progress.step, "version": self.progress.version})

@@ -58,6 +58,7 @@ class Report:
         self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span since the last sync
         self._shown_partial = [0, 0, 0]
         self._window_ended = False
+        self._window_s = [0.0, 0.0]  # of waiting, of all updates since `window_seconds`
 
     @property
     def wall_s(self) -> float:
@@ -122,6 +123,13 @@ class Report:
             metrics.LOGPROB_DIFF.set(report.max_abs_diff)
             self._log.canary(report.version, report.max_abs_diff)
 
+    def window_seconds(self) -> tuple[float, float]:
+        """Seconds of waiting for samples and of all updates since the last call; without the update that is
+        under way, which counts in the next window."""
+        waited, all_ = self._window_s
+        self._window_s = [0.0, 0.0]
+        return waited, all_
+
     # -- rows ------------------------------------------------------------------------------------
 
     def resumed(self, wall_s: float) -> None:
@@ -177,6 +185,8 @@ class Report:
             return
         now = time.monotonic()
         step_s = now - self._row_began
+        self._window_s[0] += sum(self._phases.get(name, 0.0) for name in WAITS)
+        self._window_s[1] += step_s
         row = self._row(batch, p, learned, total, facts, stats, step_s, lr)
         self._log.update(row)
         metrics.observe(row, self._phases, samples, self._config.rollout.n, spans)

@@ -1,0 +1,59 @@
+"""After every sync: how many rollouters are advised, as a metric and for `headrace status`.
+
+Nothing depends on it: what cannot be read or written is left out until the next sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+import redis
+
+from headrace import recommendation, telemetry
+from headrace.config import RunConfig
+from headrace.ledger.client import AsyncLedger
+from headrace.recommendation import Advice, Reading
+from headrace.telemetry import RolloutTelemetry
+from headrace_coordinator import metrics
+from headrace_coordinator.notices import Committed, Notice
+
+log = logging.getLogger("headrace.coordinator.advice")
+
+
+class Adviser:
+    def __init__(self, config: RunConfig, ledger: AsyncLedger, notices: asyncio.Queue[Notice]) -> None:
+        self.advice: Advice | None = None
+        self._config = config
+        self._ledger = ledger
+        self._notices = notices
+        self._seen: Mapping[str, RolloutTelemetry] = {}
+
+    async def run(self) -> None:
+        while True:
+            notice = await self._notices.get()
+            if isinstance(notice, Committed):
+                try:
+                    await self._after(notice)
+                except (redis.RedisError, ValueError, TypeError) as error:
+                    log.warning("no advice after this sync", extra={"error": str(error)})
+
+    async def _after(self, sync: Committed) -> None:
+        run, client = self._config.name, self._ledger.redis
+        raw = await client.hgetall(telemetry.telemetry_key(run))
+        fresh = telemetry.decode_all(raw)  # type: ignore[arg-type]
+        idle = telemetry.idle_ratio(self._seen, fresh)
+        self._seen = fresh
+        if sync.begin.step_s <= 0:  # the first sync of a trainer: nothing was trained since
+            return
+        reading = Reading(min(1.0, sync.begin.wait_s / sync.begin.step_s), idle or 0.0, sync.members)
+        before = self.advice
+        self.advice = recommendation.advise(
+            self._config.kubernetes.recommendation, before, reading, time.monotonic()
+        )
+        metrics.RECOMMENDED_ROLLOUTERS.set(self.advice.rollouters)
+        if before is None or before.rollouters != self.advice.rollouters:
+            log.info("advice", extra={"rollouters": self.advice.rollouters, "why": self.advice.why})
+        await client.set(recommendation.recommendation_key(run), recommendation.encode(self.advice))

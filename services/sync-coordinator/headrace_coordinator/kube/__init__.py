@@ -1,0 +1,1 @@
+"""What the coordinator does in a Kubernetes cluster. Optional, and a run goes on without it."""

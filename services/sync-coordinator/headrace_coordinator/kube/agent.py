@@ -1,0 +1,259 @@
+"""The coordinator in a cluster: pods that go, deletion costs, Events, and the end of the run.
+
+The run never depends on any of it. A call that fails is logged once until it works again, and repeated with a
+growing pause; meanwhile leases do what they do everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import redis
+
+from headrace import telemetry
+from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.client import LedgerError
+from headrace_coordinator import metrics
+from headrace_coordinator.driver import Driver, replica_of
+from headrace_coordinator.kube.api import Cluster, ClusterError, Expired, Pod
+from headrace_coordinator.kube.rules import Aggregator, costs_to_set
+from headrace_coordinator.notices import Fenced, SyncFailed
+
+log = logging.getLogger("headrace.coordinator.kube")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LOOK_S = 2.0
+
+Seen = tuple[str, Any]
+"""("list", pods) | ("event", (type, pod)) | ("failed", error) | ("ok", None), from the watching thread."""
+
+
+class Agent:
+    def __init__(self, config: RunConfig, driver: Driver, cluster: Cluster) -> None:
+        self._settings = config.kubernetes
+        self._run = config.name
+        self._driver = driver
+        self._cluster = cluster
+        self.pods: dict[str, Pod] = {}
+        self._cost_set_at: dict[str, float] = {}
+        self._failing: set[str] = set()
+        self._aggregator = Aggregator()
+        self._reporter = os.environ.get("POD_NAME") or socket.gethostname()
+        self._notices = driver.notices.listen()
+        self._stop = threading.Event()
+
+    async def run(self) -> None:
+        """For ever. Nothing that the cluster does ends it."""
+        parts = [self._watch_pods(), self._keep_costs(), self._write_events()]
+        if self._settings.scale_to_zero_on_completion:
+            parts.append(self._scale_to_zero())
+        try:
+            await asyncio.gather(*parts)
+        finally:
+            self._stop.set()
+
+    # -- pods ------------------------------------------------------------------------------------
+
+    async def _watch_pods(self) -> None:
+        seen: asyncio.Queue[Seen] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def tell(*what: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(seen.put_nowait, what)
+
+        threading.Thread(target=self._watch, args=(tell,), name="kube-watch", daemon=True).start()
+        while True:
+            kind, what = await seen.get()
+            match kind:
+                case "list":
+                    await self._patiently("ledger", functools.partial(self._listed, what))
+                case "event":
+                    await self._patiently("ledger", functools.partial(self._changed, *what))
+                case "failed":
+                    self._failed(what)
+                case "ok":
+                    self._failing -= {"pod_selector", "pods", "watch"}
+
+    def _watch(self, tell: Callable[..., None]) -> None:
+        """Thread: lists, then watches from there, and begins anew when that cannot go on."""
+        pause, version, selector = _FIRST_PAUSE_S, "", ""
+        while not self._stop.is_set():
+            try:
+                if not selector:
+                    selector = self._cluster.pod_selector(self._settings.rollouter_deployment)
+                if not version:
+                    pods, version = self._cluster.pods(selector)
+                    tell("list", pods)
+                for kind, pod, version in self._cluster.watch(selector, version):  # noqa: B007, B020
+                    tell("event", (kind, pod))
+                    pause = _FIRST_PAUSE_S
+                tell("ok", None)
+                continue
+            except Expired:
+                version = ""
+            except ClusterError as error:
+                tell("failed", error)
+                version = ""
+            self._stop.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _listed(self, pods: list[Pod]) -> None:
+        """Everything at once: who is of this Deployment and not there has gone, whenever that was."""
+        there = {pod.name: pod for pod in pods}
+        stats = await self._driver.ledger.run(ops.stats())
+        known = {*stats.members, *stats.in_flight_by_owner, *self._driver.connections.members}
+        ours = f"{self._settings.rollouter_deployment}-"
+        replicas = {replica for name in known if (replica := replica_of(name)).startswith(ours)}
+        for name in sorted({*self.pods, *replicas} - there.keys()):
+            await self._gone(name)
+        for pod in pods:
+            await self._changed("MODIFIED", pod)
+
+    async def _changed(self, kind: str, pod: Pod) -> None:
+        if kind == "DELETED" or pod.ended:
+            await self._gone(pod.name)
+            return
+        was = self.pods.get(pod.name)
+        self.pods[pod.name] = pod
+        if pod.leaving and not (was and was.leaving):
+            log.info("rollouter is about to go", extra={"pod": pod.name})
+        self._note_leaving()
+
+    async def _gone(self, name: str) -> None:
+        was = self.pods.pop(name, None)
+        self._cost_set_at.pop(name, None)
+        self._note_leaving()
+        left = await self._driver.replica_gone(name)
+        if was or left:
+            metrics.DRAINS.labels(outcome="gone" if left else "in_order").inc()
+            log.info("rollouter is gone", extra={"pod": name, "taken_back_from": left})
+
+    def _note_leaving(self) -> None:
+        self._driver.leaving = frozenset(name for name, pod in self.pods.items() if pod.leaving)
+        metrics.LEAVING.set(len(self._driver.leaving))
+
+    # -- deletion costs --------------------------------------------------------------------------
+
+    async def _keep_costs(self) -> None:
+        period = min(self._settings.deletion_cost_interval_s, 10.0)
+        while True:
+            await asyncio.sleep(period)
+            tokens = await self._tokens()
+            if tokens is None:
+                continue
+            there = {name: pod.cost for name, pod in self.pods.items() if not pod.leaving}
+            now, every = time.monotonic(), self._settings.deletion_cost_interval_s
+            for pod, cost in costs_to_set(there, tokens, self._cost_set_at, now, every).items():
+                self._cost_set_at[pod] = now  # also when it fails: no faster than this
+                await self._try(self._cluster.set_deletion_cost, pod, cost)
+
+    async def _tokens(self) -> dict[str, int] | None:
+        """In flight, by pod; None when nobody can tell."""
+        try:
+            raw = await self._driver.ledger.redis.hgetall(telemetry.telemetry_key(self._run))
+            found = telemetry.decode_all(raw)  # type: ignore[arg-type]
+        except (redis.RedisError, ValueError, TypeError):
+            return None
+        out: dict[str, int] = {}
+        for incarnation, t in found.items():
+            if incarnation in self._driver.connections.members:
+                out[replica_of(incarnation)] = t.tokens_in_flight
+        return out
+
+    # -- Events ----------------------------------------------------------------------------------
+
+    async def _write_events(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                notice = await asyncio.wait_for(self._notices.get(), self._aggregator.interval_s / 3)
+                match notice:
+                    case SyncFailed(reason):
+                        await self._event(
+                            "Deployment", self._settings.trainer_deployment, "SyncFailed", reason
+                        )
+                    case Fenced(incarnation, reason):
+                        note = (
+                            f"{incarnation}: {reason}; its work goes back and what it still writes is refused"
+                        )
+                        await self._event("Pod", replica_of(incarnation), "ReplicaFenced", note)
+            for series in self._aggregator.overdue(time.monotonic()):
+                await self._try(self._cluster.count_event, series.name, series.count, datetime.now(UTC))
+
+    async def _event(self, kind: str, about: str, reason: str, note: str, warning: bool = True) -> bool:
+        name = f"{about[:200]}.{uuid.uuid4().hex[:16]}"
+        series = self._aggregator.seen(reason, about, name, time.monotonic())
+        if series is None:
+            return True
+        now = datetime.now(UTC)
+        if series.count > 1:
+            return await self._try(self._cluster.count_event, series.name, series.count, now)
+        return await self._try(
+            self._cluster.create_event, name, kind, about, reason, note, warning, self._reporter, now
+        )
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    async def _scale_to_zero(self) -> None:
+        """Once, when the trainer has exported its model; again for a run that was opened again."""
+        done = False
+        while True:
+            completed = False
+            with contextlib.suppress(LedgerError):
+                completed = (await self._driver.ledger.run(ops.stats())).completed
+            if completed and not done:
+                done = await self._completed()
+            elif not completed:
+                done = False
+            await asyncio.sleep(_LOOK_S)
+
+    async def _completed(self) -> bool:
+        names = (self._settings.rollouter_deployment, self._settings.trainer_deployment)
+        scaled = [await self._try(self._cluster.scale, name, 0) for name in names]
+        if not all(scaled):
+            return False
+        log.info("run completed; scaled to none", extra={"deployments": names})
+        note = f"version {self._driver.version} is exported; rollouters and trainer are scaled to none"
+        await self._event("Deployment", names[1], "RunCompleted", note, warning=False)
+        return True
+
+    # -- failures --------------------------------------------------------------------------------
+
+    async def _try(self, call: Callable[..., None], *args: Any) -> bool:
+        """Whether it worked. It has a deadline of its own."""
+        try:
+            await asyncio.to_thread(call, *args)
+        except ClusterError as error:
+            self._failed(error)
+            return False
+        self._failing.discard(call.__name__)
+        return True
+
+    def _failed(self, error: ClusterError) -> None:
+        metrics.CLUSTER_FAILURES.labels(call=error.call).inc()
+        if error.call not in self._failing:
+            log.warning("the Kubernetes API did not do it; the run goes on", extra={"error": str(error)})
+        self._failing.add(error.call)
+
+    async def _patiently(self, what: str, act: Callable[[], Awaitable[None]]) -> None:
+        """Until it works: what pods have told must not get lost with the ledger away."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await act()
+            except LedgerError as error:
+                log.warning("waiting", extra={"for": what, "error": str(error)})
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)

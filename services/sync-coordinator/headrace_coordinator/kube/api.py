@@ -1,0 +1,197 @@
+"""The few calls of the Kubernetes API that the coordinator makes. Each has a deadline.
+
+Blocking, for threads. The official client keeps the service account's token fresh and repeats nothing here:
+who calls decides when to try again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from headrace.config_kubernetes import KubernetesConfig
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_WATCH_S = 240
+"""The server ends a watch after so long; it is begun anew where it stopped."""
+
+
+class ClusterError(RuntimeError):
+    """The API did not do it."""
+
+    def __init__(self, call: str, what: str, status: int | None) -> None:
+        super().__init__(f"{call}: {what}")
+        self.call = call
+        self.status = status
+        """The HTTP status, None without an answer."""
+
+
+class Expired(ClusterError):
+    """410: the watch cannot go on from there, everything has to be listed again."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    name: str
+    uid: str
+    leaving: bool
+    """It has a deletionTimestamp: it was told to go."""
+    ended: bool
+    """All its containers have ended for good."""
+    cost: int | None
+    """The deletion cost that it has."""
+
+
+def to_pod(found: Any) -> Pod:
+    cost = (found.metadata.annotations or {}).get(DELETION_COST)
+    return Pod(
+        name=found.metadata.name,
+        uid=found.metadata.uid or "",
+        leaving=found.metadata.deletion_timestamp is not None,
+        ended=found.status is not None and found.status.phase in ("Succeeded", "Failed"),
+        cost=int(cost) if cost is not None and cost.lstrip("-").isdigit() else None,
+    )
+
+
+class Cluster:
+    def __init__(self, config: KubernetesConfig) -> None:
+        """Raises ClusterError when there is no cluster to be found."""
+        from kubernetes import client
+        from kubernetes import config as loader
+
+        settings = client.Configuration()
+        try:
+            if os.environ.get("KUBERNETES_SERVICE_HOST"):
+                loader.load_incluster_config(client_configuration=settings)
+            else:
+                loader.load_kube_config(client_configuration=settings)
+        except loader.ConfigException as error:
+            raise ClusterError("configuration", str(error), None) from None
+        settings.retries = False
+        api = client.ApiClient(settings)
+        self._core, self._apps, self._events = (
+            client.CoreV1Api(api),
+            client.AppsV1Api(api),
+            client.EventsV1Api(api),
+        )
+        self._timeout = config.request_timeout_s
+        self.namespace = config.namespace or _own_namespace()
+
+    def pod_selector(self, deployment: str) -> str:
+        """The labels by which a Deployment finds its pods."""
+        found = self._call("pod_selector", self._apps.read_namespaced_deployment, deployment, self.namespace)
+        labels = found.spec.selector.match_labels or {}
+        return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+    def pods(self, selector: str) -> tuple[list[Pod], str]:
+        """All of them, and the version from which a watch goes on."""
+        found = self._call("pods", self._core.list_namespaced_pod, self.namespace, label_selector=selector)
+        return [to_pod(pod) for pod in found.items], found.metadata.resource_version
+
+    def watch(self, selector: str, version: str) -> Iterator[tuple[str, Pod, str]]:
+        """(ADDED | MODIFIED | DELETED, pod, version) as they come; ends now and then. Raises Expired."""
+        from kubernetes.watch import Watch
+
+        stream = Watch().stream(
+            self._core.list_namespaced_pod,
+            self.namespace,
+            label_selector=selector,
+            resource_version=version,
+            timeout_seconds=_WATCH_S,
+            _request_timeout=(self._timeout, _WATCH_S + self._timeout),
+        )
+        while True:
+            event = self._call("watch", next, stream, None)
+            if event is None:
+                return
+            yield event["type"], to_pod(event["object"]), event["object"].metadata.resource_version
+
+    def set_deletion_cost(self, pod: str, cost: int) -> None:
+        body = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
+        self._call(
+            "set_deletion_cost",
+            self._core.patch_namespaced_pod,
+            pod,
+            self.namespace,
+            body,
+            _content_type="application/strategic-merge-patch+json",
+        )
+
+    def scale(self, deployment: str, replicas: int) -> None:
+        self._call(
+            "scale",
+            self._apps.patch_namespaced_deployment_scale,
+            deployment,
+            self.namespace,
+            {"spec": {"replicas": replicas}},
+            _content_type="application/merge-patch+json",
+        )
+
+    def create_event(
+        self,
+        name: str,
+        kind: str,
+        about: str,
+        reason: str,
+        note: str,
+        warning: bool,
+        reporter: str,
+        at: datetime,
+    ) -> None:
+        """`kind` Pod or Deployment, and its name in `about`."""
+        body = {
+            "metadata": {"name": name, "namespace": self.namespace},
+            "eventTime": at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "reportingController": "headrace.dev/coordinator",
+            "reportingInstance": reporter[:128],
+            "action": "Sync",
+            "reason": reason,
+            "regarding": {
+                "apiVersion": "v1" if kind == "Pod" else "apps/v1",
+                "kind": kind,
+                "name": about,
+                "namespace": self.namespace,
+            },
+            "note": note[:1024],
+            "type": "Warning" if warning else "Normal",
+        }
+        self._call("create_event", self._events.create_namespaced_event, self.namespace, body)
+
+    def count_event(self, name: str, count: int, at: datetime) -> None:
+        """It has happened again: `count` times by now."""
+        stamp = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        body = {"series": {"count": count, "lastObservedTime": stamp}}
+        self._call(
+            "count_event",
+            self._events.patch_namespaced_event,
+            name,
+            self.namespace,
+            body,
+            _content_type="application/merge-patch+json",
+        )
+
+    def _call(self, call: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        if function is not next:
+            kwargs.setdefault("_request_timeout", (self._timeout, self._timeout))
+        try:
+            return function(*args, **kwargs)
+        except ApiException as error:
+            what = f"{error.status} {error.reason}"
+            raise (Expired if error.status == 410 else ClusterError)(call, what, error.status) from None
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise ClusterError(call, f"{type(error).__name__}: {str(error)[:300]}", None) from None
+
+
+def _own_namespace() -> str:
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return "default"

@@ -1,0 +1,46 @@
+"""What happens in the coordinator, for whoever wants to know. Nobody has to listen."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from headrace.v1 import sync_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Committed:
+    begin: pb.BeginSync
+    members: int
+
+
+@dataclass(frozen=True)
+class SyncFailed:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """An incarnation was expired: what it still writes is refused."""
+
+    incarnation: str
+    reason: str
+
+
+Notice = Committed | SyncFailed | Fenced
+
+
+class Notices:
+    def __init__(self) -> None:
+        self._listeners: list[asyncio.Queue[Notice]] = []
+
+    def listen(self, most: int = 1000) -> asyncio.Queue[Notice]:
+        """A queue that gets everything from now on; what does not fit is lost."""
+        queue: asyncio.Queue[Notice] = asyncio.Queue(most)
+        self._listeners.append(queue)
+        return queue
+
+    def tell(self, notice: Notice) -> None:
+        for queue in self._listeners:
+            if not queue.full():
+                queue.put_nowait(notice)
