@@ -12,6 +12,7 @@ The ledger evaluates the right-hand side inside `take` from its own state; there
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any
@@ -99,6 +100,42 @@ class StalenessRule:
     def off_policy_steps(self) -> int:
         """Optimizer steps that precede the last one within a window: S * R - 1."""
         return self.sync_steps * self.require_batches - 1
+
+
+History = Sequence[tuple[int, StalenessRule]]
+"""(version, rule) in order, each in force from the commit of its version on. They differ in S and eta."""
+
+
+def waiting_bound(history: History, version: int) -> int:
+    """Most samples that are outstanding at the commit of `version`.
+
+    Under one rule floor(eta * B). After a change what was let in before may stand above the new limit; then
+    nothing is started, and each window takes its B.
+    """
+    bound = history[0][1].max_required - history[0][1].window
+    for number, (at, rule) in enumerate(history):
+        end = history[number + 1][0] if number + 1 < len(history) else version
+        windows = min(version, end) - at
+        if windows > 0:
+            bound = max(bound - windows * rule.window, rule.max_required - rule.window)
+    return bound
+
+
+def gap_bound(history: History, oldest: int) -> int | None:
+    """Largest version gap of a sample whose oldest token is of version `oldest`; None when unbounded.
+
+    With one rule at most its `largest_gap`. In general K - 1 + ceil(W / B): W is the most that waits at one
+    of the K commits before which it can finish, B the smallest window that may train it. docs/staleness.md.
+    """
+    if waiting_bound(history, oldest + 1) == 0:
+        return 0
+    crosses = history[-1][1].crosses
+    if crosses is None:
+        return None
+    waiting = max(waiting_bound(history, oldest + 1 + k) for k in range(crosses))
+    started = max((at for at, _ in history if at <= oldest + 1), default=history[0][0])
+    smallest = min(rule.window for at, rule in history if at >= started)
+    return crosses - 1 + -(-waiting // smallest)
 
 
 def gate_open(outstanding: int, trained_since_sync: int, max_required: int) -> bool:

@@ -23,6 +23,7 @@ COMMANDS = {
     "modes": "what a configuration amounts to",
     "status": "how a run is doing",
     "scale": "more or fewer rollouters while a run is on",
+    "tune": "another staleness threshold or sync interval while a run is on",
     "audit": "check that every sample of a run is accounted for",
     "trace": "the timeline of a run, for Perfetto",
     "export": "a checkpoint as a Hugging Face model",

@@ -31,7 +31,9 @@ class Model(SampleModel):
         created = self.fingerprint is None
         if self.fingerprint is not None and fingerprint != self.fingerprint:
             return r.ConfigureReply("mismatch", self.fingerprint, False)
-        self.fingerprint, self.max_required, self.claim_size = fingerprint, max_required, claim_size
+        if self.version < 0:
+            self.max_required = max_required
+        self.fingerprint, self.claim_size = fingerprint, claim_size
         self.max_retries, self.max_crashes, self.total = max_retries, max_crashes, total
         return r.ConfigureReply("ok", fingerprint, created)
 
@@ -134,6 +136,7 @@ class Model(SampleModel):
         members: Sequence[str],
         validate: bool = False,
         final: bool = False,
+        max_required: int = 0,
     ) -> r.CommitReply:
         if (term, round_, lineage) != (self.term, self.round, self.lineage):
             self._fenced("commit")
@@ -151,6 +154,7 @@ class Model(SampleModel):
         self.members = dict.fromkeys(members, version)
         self.held = self.fresh = self.val_open = False
         self.final = final
+        self.max_required = max_required or self.max_required
         if validate:
             self.val_version, self.val_open = version, bool(self.val_rows)
             self.val_todo, self.val_taken, self.val_done = set(self.val_rows), {}, {}

@@ -60,7 +60,8 @@ def _incarnation(name: str) -> str:
 def configure(
     max_required: int, claim_size: int, max_retries: int, max_crashes: int, total: int, fingerprint: str
 ) -> Op[r.ConfigureReply]:
-    """Create the run's ledger, or check that it is the same run and set its limits anew.
+    """Create the run's ledger, or check that it is the same run and set its limits anew; `max_required` only
+    until the first commit, from then on commits change it.
 
     `fingerprint` covers what may not change within a run (seed, data, group size, total).
     """
@@ -235,15 +236,22 @@ def commit(
     members: Sequence[str],
     validate: bool,
     final: bool = False,
+    max_required: int = 0,
 ) -> Op[r.CommitReply]:
-    """The round's end: `members`, and only they, have `version`; its predecessors' windows are closed."""
+    """The round's end: `members`, and only they, have `version`; its predecessors' windows are closed.
+
+    `max_required` holds from here on; 0 leaves it as it is.
+    """
 
     def parse(raw: Any) -> r.CommitReply:
         return r.CommitReply(r.CommitStatus(_text(raw[0])), int(raw[1]) if len(raw) > 1 else 0)
 
     return Op(
         "commit",
-        (term, round_, lineage, version, digest, int(validate), int(final), *map(_incarnation, members)),
+        (
+            *(term, round_, lineage, version, digest, int(validate), int(final), max_required),
+            *map(_incarnation, members),
+        ),
         parse,
     )
 

@@ -247,7 +247,7 @@ class TrainerHello(_message.Message):
     def __init__(self, lineage: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., snapshot_version: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
 
 class BeginSync(_message.Message):
-    __slots__ = ("lineage", "optimizer_step", "version", "manifest", "validate", "final", "wait_s", "step_s")
+    __slots__ = ("lineage", "optimizer_step", "version", "manifest", "validate", "final", "wait_s", "step_s", "tuning")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +256,7 @@ class BeginSync(_message.Message):
     FINAL_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    TUNING_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     optimizer_step: int
     version: int
@@ -264,7 +265,8 @@ class BeginSync(_message.Message):
     final: bool
     wait_s: float
     step_s: float
-    def __init__(self, lineage: _Optional[int] = ..., optimizer_step: _Optional[int] = ..., version: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., validate: _Optional[bool] = ..., final: _Optional[bool] = ..., wait_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
+    tuning: Tuning
+    def __init__(self, lineage: _Optional[int] = ..., optimizer_step: _Optional[int] = ..., version: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., validate: _Optional[bool] = ..., final: _Optional[bool] = ..., wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., tuning: _Optional[_Union[Tuning, _Mapping]] = ...) -> None: ...
 
 class TrainerReady(_message.Message):
     __slots__ = ("term", "session")
@@ -299,7 +301,7 @@ class TrainerFailed(_message.Message):
     def __init__(self, term: _Optional[int] = ..., session: _Optional[int] = ..., error: _Optional[str] = ..., moved_on: _Optional[bool] = ...) -> None: ...
 
 class TrainerCommand(_message.Message):
-    __slots__ = ("term", "welcome", "form", "send", "committed", "rejected", "canary")
+    __slots__ = ("term", "welcome", "form", "send", "committed", "rejected", "canary", "tuning")
     TERM_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +309,7 @@ class TrainerCommand(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
+    TUNING_FIELD_NUMBER: _ClassVar[int]
     term: int
     welcome: TrainerWelcome
     form: FormGroup
@@ -314,13 +317,24 @@ class TrainerCommand(_message.Message):
     committed: Committed
     rejected: Rejected
     canary: CanaryReport
-    def __init__(self, term: _Optional[int] = ..., welcome: _Optional[_Union[TrainerWelcome, _Mapping]] = ..., form: _Optional[_Union[FormGroup, _Mapping]] = ..., send: _Optional[_Union[Send, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., canary: _Optional[_Union[CanaryReport, _Mapping]] = ...) -> None: ...
+    tuning: Tuning
+    def __init__(self, term: _Optional[int] = ..., welcome: _Optional[_Union[TrainerWelcome, _Mapping]] = ..., form: _Optional[_Union[FormGroup, _Mapping]] = ..., send: _Optional[_Union[Send, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., canary: _Optional[_Union[CanaryReport, _Mapping]] = ..., tuning: _Optional[_Union[Tuning, _Mapping]] = ...) -> None: ...
 
 class TrainerWelcome(_message.Message):
-    __slots__ = ("committed_version",)
+    __slots__ = ("committed_version", "tuning")
     COMMITTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TUNING_FIELD_NUMBER: _ClassVar[int]
     committed_version: int
-    def __init__(self, committed_version: _Optional[int] = ...) -> None: ...
+    tuning: Tuning
+    def __init__(self, committed_version: _Optional[int] = ..., tuning: _Optional[_Union[Tuning, _Mapping]] = ...) -> None: ...
+
+class Tuning(_message.Message):
+    __slots__ = ("sync_steps", "staleness_threshold")
+    SYNC_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    sync_steps: int
+    staleness_threshold: float
+    def __init__(self, sync_steps: _Optional[int] = ..., staleness_threshold: _Optional[float] = ...) -> None: ...
 
 class FormGroup(_message.Message):
     __slots__ = ("session", "rendezvous")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from lockstep import LockStep
 from test_ledger_liveness import ModelOnly
 
+from headrace.ledger import ops
 from headrace.ledger.model import Model
-from headrace.staleness import StalenessRule
+from headrace.staleness import StalenessRule, gap_bound
 
 OWNERS = ["a", "b", "c"]
 
@@ -30,6 +32,9 @@ class Schedule:
         self.claimed: list[tuple[str, int]] = []
         self.largest = 0
         self.restarted = 0
+        self.rules = [(-1, rule)]
+        self.wanted = rule
+        self.limits: dict[int, int] = {}  # version -> limit that its commit sets
         pair.start(rule.max_required, self.size, max_retries=0, max_crashes=10**6)
         pair.sync(OWNERS)
 
@@ -80,11 +85,17 @@ class Schedule:
                 return  # the round before is still running
             self.pair("hold", self.pair.model.term, self.pair.model.round + 1, 1)
             self.window, self.updates = self.window + 1, 0
+            if self.wanted != self.rule:  # taken up with the snapshot, in force with its commit
+                self.rule = self.wanted
+                self.rules.append((self.window, self.rule))
+                self.limits[self.window] = self.rule.max_required
         reply = self.pair.claim(self.window, self.size - len(self.claimed))
         if reply.status != "batch":
             return
         for item in reply.items:
-            self.largest = max(self.largest, self.window - item.min_version)
+            gap, bound = self.window - item.min_version, gap_bound(self.rules, item.min_version)
+            assert bound is None or gap <= bound, f"gap {gap}, the bound is {bound} under {self.rules}"
+            self.largest = max(self.largest, gap)
             if self.random.random() < 0.1:
                 self.pair("drop", 1, [item.sample_id], "filter")
             else:
@@ -110,18 +121,34 @@ class Schedule:
             if through is not None and oldest <= through:
                 self.finish(sample)
         m = self.pair.model
-        reply = self.pair("commit", m.term, m.round, 1, self.window, f"d{self.window}", OWNERS, False, False)
+        limit = self.limits.pop(self.window, 0)
+        digest = f"d{self.window}"
+        reply = self.pair("commit", m.term, m.round, 1, self.window, digest, OWNERS, False, False, limit)
         assert reply.status == "ok"
 
-    def run(self, steps: int) -> int:
-        """The largest version gap of anything trained."""
-        bound = self.rule.largest_gap
+    def run(self, steps: int, tunings: Sequence[tuple[int, float]] = ()) -> int:
+        """The largest version gap of anything trained. `tunings`: S and eta that are wanted at some time."""
+        bound = None if tunings else self.rule.largest_gap
         actions: list[Callable[[], None]] = [self.take, self.finish, self.train, self.commit, self.lose]
         weights = [self.random.uniform(0.2, 3.0) for _ in actions[:-1]] + [0.1]
-        for _ in range(steps):
+        due = sorted(self.random.sample(range(steps), len(tunings)))
+        for step in range(steps):
+            if step in due:
+                steps_, threshold = tunings[due.index(step)]
+                self.wanted = replace(self.wanted, sync_steps=steps_, threshold=threshold)
             self.random.choices(actions, weights)[0]()
             assert bound is None or self.largest <= bound, f"gap {self.largest}, the bound is {bound}"
         return self.largest
+
+    def drain(self) -> None:
+        """It goes on: with everybody at work the next window is trained and committed."""
+        goal = self.version + 2
+        for _ in range(2000):
+            for action in (self.take, self.take, self.finish, self.finish, self.train, self.commit):
+                action()
+            if self.version >= goal:
+                return
+        raise AssertionError(f"nothing moves: {self.pair.model.stats()} under {self.rules}")
 
 
 rules = st.builds(
@@ -146,6 +173,45 @@ def test_the_server_keeps_the_bound_as_the_model_does(
     lockstep: Callable[[], LockStep], rule: StalenessRule
 ) -> None:
     Schedule(lockstep(), rule, seed=7).run(250)
+
+
+tunings = st.lists(
+    st.tuples(st.integers(1, 4), st.sampled_from([0.1, 0.25, 0.5, 1.0, 1.5, 2.0])), min_size=1, max_size=4
+)
+
+
+@given(
+    rules.filter(lambda rule: rule.threshold > 0 or not rule.partial_rollout), tunings, st.integers(0, 2**32)
+)
+@settings(max_examples=200, deadline=None)
+def test_no_schedule_exceeds_the_bound_while_the_rule_changes(
+    rule: StalenessRule, wanted: list[tuple[int, float]], seed: int
+) -> None:
+    schedule = Schedule(ModelOnly(Model()), rule, seed)
+    schedule.run(250, wanted)
+    schedule.drain()
+
+
+def test_the_server_takes_up_a_change_as_the_model_does(lockstep: Callable[[], LockStep]) -> None:
+    schedule = Schedule(lockstep(), StalenessRule(3, 1, 2, 0.5, True, 2), seed=11)
+    schedule.run(250, [(1, 0.25), (4, 1.0), (1, 0.1)])
+    assert len(schedule.rules) > 2
+    assert schedule.pair.ledger.run(ops.stats()).max_required in {r.max_required for _, r in schedule.rules}
+
+
+def test_the_bound_of_a_change_is_reached() -> None:
+    """From long windows to short ones: what was allowed to wait for one window waits for several."""
+    rule, wanted = StalenessRule(4, 1, 1, 1.0, False), [(1, 0.1)]
+    bound = gap_bound([(0, rule), (1, replace(rule, sync_steps=1, threshold=0.1))], 0)
+    found = max(Schedule(ModelOnly(Model()), rule, seed).run(250, wanted) for seed in range(200))
+    assert rule.largest_gap == 1 < found == bound == 4
+
+
+@given(rules)
+def test_without_a_change_the_bound_is_the_rules(rule: StalenessRule) -> None:
+    bound, largest = gap_bound([(-1, rule)], 3), rule.largest_gap
+    assert (bound is None) == (largest is None)
+    assert bound is None or largest is None or bound <= largest
 
 
 REACHED = [

@@ -209,14 +209,21 @@ class Schedules(RuleBasedStateMachine):
         self.pair("hold", self.m.term - int(not right), self.m.round + int(next_round), self.m.lineage)
 
     @precondition(lambda self: self.m.phase == "syncing")
-    @rule(members=st.lists(owners, unique=True), ahead=st.sampled_from([1, 1, 1, 1, 0, 2]), right=mostly)
-    def commit(self, members: list[str], ahead: int, right: bool) -> None:
+    @rule(
+        members=st.lists(owners, unique=True),
+        ahead=st.sampled_from([1, 1, 1, 1, 0, 2]),
+        right=mostly,
+        limit=st.sampled_from([0, 0, 0, 1, 3, 9]),
+    )
+    def commit(self, members: list[str], ahead: int, right: bool, limit: int) -> None:
         m = self.m
         round_, version = m.round - int(not right), m.version + ahead
-        self.pair("commit", m.term, round_, m.lineage, version, f"d{version}", members, False, False)
+        self.pair("commit", m.term, round_, m.lineage, version, f"d{version}", members, False, False, limit)
 
     @rule(
-        what=st.sampled_from(["admit", "remove_member", "release", "open_term", "trim", "limit", "commit"]),
+        what=st.sampled_from(
+            ["admit", "remove_member", "release", "open_term", "trim", "limit", "commit", "complete"]
+        ),
         owner=owners,
         right=mostly,
         n=st.integers(1, 6),
@@ -228,6 +235,7 @@ class Schedules(RuleBasedStateMachine):
             "remove_member": (m.term - off, owner),
             "release": (m.term, m.round - off),
             "open_term": (),
+            "complete": (m.lineage - off,),
             "trim": (self.step - 2 - n,),
             "commit": (m.term, m.round, m.lineage, m.version + off, m.digest, ["a"], False, False),
         }

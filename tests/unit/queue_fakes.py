@@ -41,6 +41,7 @@ def make_stats(**changes: Any) -> Stats:
         "claim_size": 4,
         "end_of_data": False,
         "final": False,
+        "completed": False,
         "cursor": 28,
         "total": 100,
         "fenced": 1,

@@ -1,4 +1,4 @@
--- term, round, lineage, version, digest, validate, final, members
+-- term, round, lineage, version, digest, validate, final, max_required (0: as it is), members
 local version, round = tonumber(ARGV[4]), tonumber(ARGV[2])
 if ARGV[1] ~= text('term') or round ~= num('round') or ARGV[3] ~= text('lineage') then
   return fenced('commit')
@@ -18,9 +18,10 @@ for _, field in ipairs(call('HKEYS', META)) do
   end
 end
 call('DEL', key('members'))
-for i = 8, #ARGV do call('HSET', key('members'), ARGV[i], version) end
+for i = 9, #ARGV do call('HSET', key('members'), ARGV[i], version) end
 call('HSET', META, 'version', version, 'digest', ARGV[5], 'commit_round', round, 'held', 0, 'fresh', 0,
   'phase', 'idle', 'final', ARGV[7], 'val:open', 0)
+if ARGV[8] ~= '0' then call('HSET', META, 'max_required', ARGV[8]) end
 if num('window') < version then call('HSET', META, 'window', version) end
 if ARGV[6] == '1' then
   call('DEL', key('val:todo'), key('val:taken'), key('val:done'), key('val:results:' .. version))

@@ -13,6 +13,8 @@ if not schema then
     'issued_total', 0, 'end_of_data', 0, 'final', 0, 'fenced', 0, 'seq', 0, 'trimmed', -1,
     'val:version', -1, 'val:open', 0)
 end
-call('HSET', META, 'max_required', ARGV[1], 'claim_size', ARGV[2], 'max_retries', ARGV[3],
+-- Once there was a commit the gate is the trainer's: commits change it.
+if num('version') < 0 then call('HSET', META, 'max_required', ARGV[1]) end
+call('HSET', META, 'claim_size', ARGV[2], 'max_retries', ARGV[3],
   'max_crashes', ARGV[4], 'total', ARGV[5])
 return { 'ok', print, created }

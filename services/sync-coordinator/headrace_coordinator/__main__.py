@@ -26,6 +26,7 @@ from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
+from headrace_coordinator.tuning import ConfigWatch
 
 log = logging.getLogger("headrace.coordinator")
 
@@ -43,7 +44,8 @@ async def serve(args: argparse.Namespace) -> int:
     )
     driver = Driver(config, AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s))
     beside: dict[str, Callable[[], Awaitable[None]]] = {
-        "advice": Adviser(config, driver.ledger, driver.notices.listen()).run
+        "advice": Adviser(config, driver.ledger, driver.notices.listen()).run,
+        "tuning": ConfigWatch(args.config, config, driver).run,
     }
     if config.kubernetes.enable:
         beside["kubernetes"] = _cluster_agent(config, driver)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 
@@ -59,6 +60,8 @@ class Driver:
         self._expelled: set[str] = set()
         self._wake = asyncio.Event()
         self._trace = recorder(config, "coordinator")
+        self.tuning = pb.Tuning(sync_steps=config.rule.sync_steps, staleness_threshold=config.rule.threshold)
+        """S and eta as they are wanted; the trainer takes them up, and its next round brings them back."""
         self.notices = Notices()
         self.leaving: frozenset[str] = frozenset()
         """Replicas whose pods are about to go: they are not taken in any more."""
@@ -163,7 +166,7 @@ class Driver:
         self.transfers.group = None
         if connection.snapshot_version >= 0:
             self._manifest, self._canary = manifest, manifest.canary
-        welcome = pb.TrainerWelcome(committed_version=self.version)
+        welcome = pb.TrainerWelcome(committed_version=self.version, tuning=self.tuning)
         self.connections.send_trainer(pb.TrainerCommand(welcome=welcome))
         self.wake()
         return True
@@ -338,6 +341,7 @@ class Driver:
                 list(members),
                 begin.validate,
                 begin.final,
+                self._max_required(begin.tuning),
             )
         )
         if reply.status is not CommitStatus.OK:
@@ -345,6 +349,20 @@ class Driver:
         self.version = begin.version
         self.connections.taking_part, self._members_lineage = set(members), begin.lineage
         return s.CommitAnswer(True)
+
+    def _max_required(self, tuning: pb.Tuning) -> int:
+        """The gate's limit under the rule that the trainer has taken up; 0 when it says nothing."""
+        if not tuning.sync_steps:
+            return 0
+        rule = dataclasses.replace(
+            self.config.rule, sync_steps=tuning.sync_steps, threshold=tuning.staleness_threshold
+        )
+        return rule.max_required
+
+    def tune(self, tuning: pb.Tuning) -> None:
+        """S and eta change, for the trainer with its next snapshot, for the gate with the commit of that."""
+        self.tuning = tuning
+        self.connections.send_trainer(pb.TrainerCommand(tuning=tuning))
 
     # -- ends ------------------------------------------------------------------------------------
 

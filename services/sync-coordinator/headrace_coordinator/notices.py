@@ -27,7 +27,21 @@ class Fenced:
     reason: str
 
 
-Notice = Committed | SyncFailed | Fenced
+@dataclass(frozen=True)
+class Tuned:
+    """What the configuration file asks for by now."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class ConfigRefused:
+    """The configuration file has changed in a way that a run that is on cannot follow."""
+
+    reason: str
+
+
+Notice = Committed | SyncFailed | Fenced | Tuned | ConfigRefused
 
 
 class Notices:

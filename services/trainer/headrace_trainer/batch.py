@@ -59,6 +59,8 @@ class Batches:
         self._ranks = ranks
         self._lineage = lineage
         self._stopping = stopping
+        self.in_order = config.rule.max_required == config.rule.window
+        """Nothing waits from one window to the next: batches are sorted, so that runs can be repeated."""
 
     def next(self, window: int) -> Batch | None:
         """The next R*M samples, or the last ones, or None at the end of data. All ranks together.
@@ -81,7 +83,7 @@ class Batches:
                 Item(c.sample_id, c.attempt, c.tokens, c.min_version, c.max_version, c.t_finished)
                 for c in claimed
             ]
-            items = order(items, self._config.rule.max_required == self._config.rule.window)
+            items = order(items, self.in_order)
             cut = mini_batches(items, self._config.actor.ppo_mini_batch_size)
             shares = [assign(mini, self._ranks.world_size)[self._ranks.rank] for mini in cut]
             mine = [i.sample_id for share in shares for i in share]

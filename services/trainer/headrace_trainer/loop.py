@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.net import interface_address
 from headrace.redis_connect import connect
+from headrace.staleness import gap_bound
 from headrace.startup import wait_until_configured
 from headrace.trained_log import TrainedLog
 from headrace.v1 import sync_pb2 as pb
@@ -72,6 +74,9 @@ class Trainer:
         parameters = sum(p.numel() for p in self.learner.model.parameters())  # of shards: the whole tensor's
         self.report = Report(config, self.ledger, ranks, run_dir, parameters)
         self.canary_ids = self._first_canary()
+        self.rule = config.rule
+        """Of the present window; S and eta may change with any snapshot."""
+        self._rules = [(-1, config.rule)]
         self.window = -1
         self.updates_in_window = 0
         self.sync: SyncClient | None = None
@@ -208,7 +213,7 @@ class Trainer:
             # Also of an update whose samples all went back: they have used up their places in the window.
             self.updates_in_window += 1
             last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
-        if last or self.updates_in_window >= self.config.async_training.trigger_parameter_sync_step:
+        if last or self.updates_in_window >= self.rule.sync_steps:
             with self.report.phase("param_sync"):
                 self.finish_sync()
                 self.begin_sync(final=last)
@@ -246,10 +251,10 @@ class Trainer:
 
     def _check_gap(self, batch: Batch) -> None:
         """The gate bounds the version gap; a sample beyond it would mean that the gate is broken."""
-        gaps = [self.window - i.min_version for i in batch.items]
-        bound = self.config.rule.largest_gap
-        if min(gaps) < 0 or (bound is not None and max(gaps) > bound):
-            raise RuntimeError(f"version gaps {sorted(gaps)} in window {self.window}, the bound is {bound}")
+        for item in batch.items:
+            gap, bound = self.window - item.min_version, gap_bound(self._rules, item.min_version)
+            if gap < 0 or (bound is not None and gap > bound):
+                raise RuntimeError(f"version gap {gap} in window {self.window}, the bound is {bound}")
 
     def _nothing_left(self) -> bool:
         """Rank 0: no sample can come any more, so this was the last update."""
@@ -273,6 +278,7 @@ class Trainer:
     def begin_sync(self, final: bool) -> None:
         """Write the snapshot of the next version and ask for the round; training may go on meanwhile."""
         version = self.window + 1 if self.window >= 0 else self.progress.version + 1
+        self._take_up_tuning(version)
         scores = self.learner.score(self.canary_ids)
         self.server.write_snapshot(version)
         self.learner.begin_window()
@@ -302,8 +308,21 @@ class Trainer:
                     final=final,
                     wait_s=wait_s,
                     step_s=step_s,
+                    tuning=pb.Tuning(
+                        sync_steps=self.rule.sync_steps, staleness_threshold=self.rule.threshold
+                    ),
                 )
             )
+
+    def _take_up_tuning(self, version: int) -> None:
+        """What the coordinator wants of S and eta by now holds for the window that `version` opens."""
+        steps, threshold = self.ranks.share(self.sync.tuning(self.rule) if self.sync is not None else None)
+        rule = replace(self.rule, sync_steps=steps, threshold=threshold)
+        if rule != self.rule:
+            log.info("tuned", extra={"version": version, "sync_steps": steps, "threshold": threshold})
+            self.rule = rule
+            self._rules.append((version, rule))
+        self.batches.in_order = rule.max_required == rule.window
 
     def finish_sync(self) -> None:
         """Wait until the round that is under way, if any, has committed; then checkpoint if it is time."""

@@ -16,6 +16,7 @@ import grpc
 
 from headrace.comm import CommunicatorError
 from headrace.environment import bearer
+from headrace.staleness import StalenessRule
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_trainer.weight_server import MovedOn, WeightServer
@@ -53,6 +54,7 @@ class SyncClient:
         self._committed: pb.Committed | None = None
         self._failure: str | None = None
         self._bucket_bytes = 0
+        self._tuning: pb.Tuning | None = None
         self._term = 0
         self._stop = threading.Event()
         self._call: grpc.Call | None = None
@@ -92,6 +94,11 @@ class SyncClient:
             if self._failure is not None:
                 raise SyncFailed(self._failure)
             return self._committed
+
+    def tuning(self, rule: StalenessRule) -> tuple[int, float]:
+        """S and eta as they are wanted by now; those of `rule` before anything was heard."""
+        found = self._tuning
+        return (found.sync_steps, found.staleness_threshold) if found else (rule.sync_steps, rule.threshold)
 
     def close(self) -> None:
         self._stop.set()
@@ -186,6 +193,10 @@ class SyncClient:
                     self._pending = None
                     self._committed = command.committed
                     self._state.notify_all()
+            case "welcome" if command.welcome.tuning.sync_steps:
+                self._tuning = command.welcome.tuning
+            case "tuning":
+                self._tuning = command.tuning
             case "rejected":
                 self._fail(command.rejected.reason)
             case "canary":

@@ -29,7 +29,7 @@ from headrace_coordinator import metrics
 from headrace_coordinator.driver import Driver, replica_of
 from headrace_coordinator.kube.api import Cluster, ClusterError, Expired, Pod
 from headrace_coordinator.kube.rules import Aggregator, costs_to_set
-from headrace_coordinator.notices import Fenced, SyncFailed
+from headrace_coordinator.notices import ConfigRefused, Fenced, SyncFailed, Tuned
 
 log = logging.getLogger("headrace.coordinator.kube")
 
@@ -103,10 +103,9 @@ class Agent:
                 tell("ok", None)
                 continue
             except Expired:
-                version = ""
-            except ClusterError as error:
+                version, pause = "", _FIRST_PAUSE_S
+            except ClusterError as error:  # the watch goes on where it was
                 tell("failed", error)
-                version = ""
             self._stop.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -189,6 +188,12 @@ class Agent:
                             f"{incarnation}: {reason}; its work goes back and what it still writes is refused"
                         )
                         await self._event("Pod", replica_of(incarnation), "ReplicaFenced", note)
+                    case Tuned(what):
+                        deployment = self._settings.trainer_deployment
+                        await self._event("Deployment", deployment, "Tuned", what, warning=False)
+                    case ConfigRefused(reason):
+                        deployment = self._settings.trainer_deployment
+                        await self._event("Deployment", deployment, "ConfigRefused", reason)
             for series in self._aggregator.overdue(time.monotonic()):
                 await self._try(self._cluster.count_event, series.name, series.count, datetime.now(UTC))
 

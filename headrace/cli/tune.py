@@ -1,0 +1,54 @@
+"""`headrace tune RUN key=value ...`: another eta, another S, while a run is on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace import config_load, tuning
+from headrace.cli import options
+from headrace.cli.status import no_run
+from headrace.runner.layout import find_run
+
+EXIT_USAGE = 2
+
+DESCRIPTION = (
+    "Change async_training.staleness_threshold and async_training.trigger_parameter_sync_step of a run that "
+    "is on. The trainer takes them up with its next snapshot, the gate follows with the commit of that. The "
+    "configuration file that the run was started from stays as it is."
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.run(parser)
+    parser.add_argument("overrides", nargs="+", metavar="key.path=value", help="the new value")
+
+
+def main(args: argparse.Namespace) -> int:
+    return tune(args.run, args.overrides, args.runs_dir)
+
+
+def tune(name: str, overrides: Sequence[str], runs_dir: Path) -> int:
+    """The command; returns the exit code. Raises ConfigError."""
+    layout = find_run(name, runs_dir)
+    if layout is None:
+        print(no_run(name, runs_dir), file=sys.stderr)
+        return EXIT_USAGE
+    if not layout.in_use() or not layout.requested.exists():
+        print(f"headrace: {layout.root.name} is not on; start it with {' '.join(overrides)}", file=sys.stderr)
+        return EXIT_USAGE
+    before = config_load.load(layout.config)
+    after = config_load.load(layout.config, overrides)
+    if lines := tuning.refused(before, after):
+        print("\n".join(f"headrace: {line}" for line in lines), file=sys.stderr)
+        return EXIT_USAGE
+    what = tuning.changed(before, after)
+    if not what:
+        print(f"{layout.root.name}: that is what it has")
+        return 0
+    config_load.write(config_load.load(layout.requested, overrides), layout.requested)
+    config_load.write(after, layout.config)  # the coordinator looks at it
+    print("\n".join([*what, "from the next sync on"]))
+    return 0
