@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from tests.integration.run_process import ROOT, SAMPLES_PER_UPDATE, Run, make_ru
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-UPDATES = 12
+UPDATES = 20
 LIMIT_S = 180.0
 FIRST, SECOND = "127.0.0.2", "127.0.0.3"
 OTHER_NODE = f"other-node-{os.getpid()}"
@@ -45,6 +46,22 @@ def start_node(run: Run, number: int, log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
         )
+
+
+def change_the_rule(run: Run, process: subprocess.Popen[str]) -> None:
+    """eta and S while the run is on: two updates to a window from then on, and another gate."""
+    tune = ("tune", str(run.directory), "async_training.staleness_threshold=0.25")
+    refused = run.command(*tune, "rollout.n=4")
+    assert (refused.returncode, "rollout.n" in refused.stderr) == (2, True), refused
+    assert run.stats().max_required == 24
+    done = run.command(*tune, "async_training.trigger_parameter_sync_step=2")
+    assert done.returncode == 0, done.stderr
+    wait_for("the gate", lambda: run.stats().max_required == 40, process, LIMIT_S)
+    rows = len(run.rows())
+    wait_for("a window of two updates", lambda: len(run.rows()) >= rows + 3, process, LIMIT_S)
+    versions = [row["fully_async/count/current_param_version"] for row in run.rows()]
+    print("version of each update:", versions)
+    assert any(a == b for a, b in pairwise(versions[rows - 1 :])), versions
 
 
 @pytest.fixture
@@ -75,6 +92,7 @@ def test_a_node_is_lost_and_replaced(tmp_path: Path, nothing_left: None) -> None
     launcher = run.pid("trainer")
     other = start_node(run, 1, tmp_path / "other.log")
     wait_for("a checkpoint", lambda: complete_checkpoints(run.directory / "checkpoints"), process, LIMIT_S)
+    change_the_rule(run, process)
     there = marked(OTHER_NODE)
     assert addresses(there) == {SECOND}, "torchrun is not where it was told to be"
     assert len(there) >= 3

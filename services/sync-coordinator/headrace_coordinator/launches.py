@@ -99,11 +99,10 @@ class Launches:
         node.outgoing.put_nowait(None)
         if self._members.get(node.name) is not node:
             return
+        self._ended.add(node.name)
         if code not in IN_ORDER:
             self._over(f"the ranks of {node.name} ended with code {code}")
-            return
-        self._ended.add(node.name)
-        if len(self._ended) == self.nodes:
+        elif len(self._ended) == self.nodes:
             self._clear()
             self._start()
 
