@@ -57,6 +57,7 @@ def change_the_rule(run: Run, process: subprocess.Popen[str]) -> None:
     done = run.command(*tune, "async_training.trigger_parameter_sync_step=2")
     assert done.returncode == 0, done.stderr
     wait_for("the gate", lambda: run.stats().max_required == 40, process, LIMIT_S)
+    assert "recommended rollouters: " in run.command("status", str(run.directory)).stdout
     rows = len(run.rows())
     wait_for("a window of two updates", lambda: len(run.rows()) >= rows + 3, process, LIMIT_S)
     versions = [row["fully_async/count/current_param_version"] for row in run.rows()]

@@ -132,10 +132,10 @@ class Agent:
         self._note_leaving()
 
     async def _gone(self, name: str) -> None:
+        left = await self._driver.replica_gone(name)
         was = self.pods.pop(name, None)
         self._cost_set_at.pop(name, None)
-        self._note_leaving()
-        left = await self._driver.replica_gone(name)
+        self._note_leaving()  # not before: it could be taken in once more
         if was or left:
             metrics.DRAINS.labels(outcome="gone" if left else "in_order").inc()
             log.info("rollouter is gone", extra={"pod": name, "taken_back_from": left})
