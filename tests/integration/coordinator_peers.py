@@ -243,7 +243,7 @@ class Trainer(Peer):
             manifest=manifest_of(self.served) if self.served >= 0 else None,
         )
 
-    def begin(self, version: int, validate: bool = False) -> None:
+    def begin(self, version: int, validate: bool = False, wait_s: float = 0.0, step_s: float = 0.0) -> None:
         """Ask for a round; repeated for the same version it is the same request."""
         self.snapshot = version
         self.report(
@@ -253,6 +253,8 @@ class Trainer(Peer):
                 version=version,
                 manifest=manifest_of(version),
                 validate=validate,
+                wait_s=wait_s,
+                step_s=step_s,
             )
         )
 

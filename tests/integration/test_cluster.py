@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace import telemetry
+from headrace import recommendation, telemetry
 from headrace.ledger import ops
 from headrace.telemetry import RolloutTelemetry
 from headrace.valkey_server import ValkeyServer, start_valkey
@@ -165,6 +165,29 @@ async def test_costs_follow_tokens_in_flight(make: Make, kube: KubeApi) -> None:
     await until(lambda: cost(B) > 500, "the other one's cost")
     patched = [path for method, path in kube.requests[before:] if method == "PATCH"]
     assert patched == [f"/api/v1/namespaces/{NAMESPACE}/pods/{B}"], "not for little, not who goes anyway"
+
+
+async def test_the_number_of_rollouters_is_advised(make: Make, kube: KubeApi) -> None:
+    c = await make(recommendation={"windows": 2})
+    trainer, members = await running(c, A, B)
+    key = recommendation.recommendation_key(c.folder.name)
+    for version in (1, 2):
+        for pod, active in ((A, 9.0), (B, 10.0)):
+            now = RolloutTelemetry(active * version, 10.0 * version, 1, 4, 100, 1, 0)
+            c.ledger.redis.hset(
+                telemetry.telemetry_key(c.folder.name), incarnation(pod), telemetry.encode(now)
+            )
+        trainer.begin(version, wait_s=6.0, step_s=10.0)
+        for member in members:
+            await member.expect("pause", "load", "resume")
+        await until(lambda version=version: trainer.served == version, "the commit")
+
+    found = await until(
+        lambda: (told := recommendation.decode(c.ledger.redis.get(key))) and told["rollouters"] != 2 and told,
+        "more of them to be advised",
+    )
+    assert (found["rollouters"], found["why"]) == (4, "the trainer waits for samples")
+    assert found["window"] == {"trainer_idle": 0.6, "rollouter_idle": pytest.approx(0.05), "rollouters": 2}
 
 
 async def test_events_and_the_end(make: Make, kube: KubeApi) -> None:

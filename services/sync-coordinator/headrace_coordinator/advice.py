@@ -32,6 +32,7 @@ class Adviser:
         self._seen: Mapping[str, RolloutTelemetry] = {}
 
     async def run(self) -> None:
+        await self._begin()
         while True:
             notice = await self._notices.get()
             if isinstance(notice, Committed):
@@ -39,6 +40,17 @@ class Adviser:
                     await self._after(notice)
                 except (redis.RedisError, ValueError, TypeError) as error:
                     log.warning("no advice after this sync", extra={"error": str(error)})
+
+    async def _begin(self) -> None:
+        """With what was advised last, or what the run starts with: an autoscaler may obey at once."""
+        run, advised = self._config.name, self._config.rollout.replicas
+        try:
+            kept = recommendation.decode(await self._ledger.redis.get(recommendation.recommendation_key(run)))
+            advised = int(kept["rollouters"]) if kept else advised
+        except (redis.RedisError, ValueError, TypeError) as error:
+            log.warning("the last advice cannot be read", extra={"error": str(error)})
+        metrics.RECOMMENDED_ROLLOUTERS.set(advised)
+        self.advice = Advice(advised, "nothing seen yet", ())
 
     async def _after(self, sync: Committed) -> None:
         run, client = self._config.name, self._ledger.redis

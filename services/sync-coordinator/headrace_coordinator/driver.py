@@ -23,6 +23,7 @@ from headrace_coordinator import session as s
 from headrace_coordinator.connections import Connections, MemberConnection, TrainerConnection
 from headrace_coordinator.notices import Committed, Fenced, Notices, SyncFailed
 from headrace_coordinator.transfers import Timings, Transfers
+from headrace_coordinator.validation import let_finish
 
 log = logging.getLogger("headrace.coordinator")
 
@@ -271,7 +272,7 @@ class Driver:
 
     async def _round(self, begin: pb.BeginSync) -> None:
         """From pause to resume. Leaves `pending` set only when it is another request by now."""
-        await self._let_validation_finish()
+        await let_finish(self.ledger, self.config.val.max_delay_s, lambda: bool(self.connections.members))
         if self.pending is not begin:
             return
         self.round += 1
@@ -427,13 +428,3 @@ class Driver:
             self.notices.tell(Fenced(name, reason))
         if connection := self.connections.members.get(name):
             self.connections.expel(connection, reason)
-
-    async def _let_validation_finish(self) -> None:
-        """The commit waits for a running validation, but no longer than `val.max_delay_s`."""
-        deadline = time.monotonic() + self.config.val.max_delay_s
-        while (status := await self.ledger.run(ops.val_status())).open:
-            if time.monotonic() > deadline or (not self.connections.members and status.done == 0):
-                log.warning("validation unfinished", extra={"version": status.version, "done": status.done})
-                await self.ledger.run(ops.val_close(status.version))
-                return
-            await asyncio.sleep(0.05)

@@ -20,7 +20,8 @@ SYNC_LOGPROB_DIFF = Gauge(
     "headrace_sync_logprob_diff", "Largest log-prob difference of engine and trainer in the last canary"
 )
 RECOMMENDED_ROLLOUTERS = Gauge(
-    "headrace_recommended_rollouters", "Rollouters that both idle ratios advise; 0 before the first advice"
+    "headrace_recommended_rollouters",
+    "Rollouters that both idle ratios advise; before the first advice those of the start",
 )
 DRAINS = Counter(
     "headrace_rollouter_drains_total",

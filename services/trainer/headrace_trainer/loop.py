@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.net import interface_address
 from headrace.redis_connect import connect
-from headrace.staleness import gap_bound
 from headrace.startup import wait_until_configured
 from headrace.trained_log import TrainedLog
 from headrace.v1 import sync_pb2 as pb
@@ -38,6 +36,7 @@ from headrace_trainer.report import Report
 from headrace_trainer.resume import candidates, set_aside
 from headrace_trainer.sync_client import SyncClient, SyncFailed
 from headrace_trainer.weight_server import WeightServer
+from headrace_trainer.window_rule import WindowRule
 
 log = logging.getLogger("headrace.trainer")
 
@@ -74,9 +73,7 @@ class Trainer:
         parameters = sum(p.numel() for p in self.learner.model.parameters())  # of shards: the whole tensor's
         self.report = Report(config, self.ledger, ranks, run_dir, parameters)
         self.canary_ids = self._first_canary()
-        self.rule = config.rule
-        """Of the present window; S and eta may change with any snapshot."""
-        self._rules = [(-1, config.rule)]
+        self.rule = WindowRule(config.rule)
         self.window = -1
         self.updates_in_window = 0
         self.sync: SyncClient | None = None
@@ -201,7 +198,7 @@ class Trainer:
     def train(self, batch: Batch) -> None:
         """One local update: R optimizer steps over the claimed samples, then the acknowledgement."""
         self.report.begin_update(batch, self.window)
-        self._check_gap(batch)
+        self.rule.check(self.window, (item.min_version for item in batch.items))
         p = self.progress
         learned = self.learner.learn(batch.mini, p.step_of_version, p.optimizer_steps, self.report.phase)
         p.kl_coef = self.learner.adapted_kl_coef
@@ -213,7 +210,7 @@ class Trainer:
             # Also of an update whose samples all went back: they have used up their places in the window.
             self.updates_in_window += 1
             last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
-        if last or self.updates_in_window >= self.rule.sync_steps:
+        if last or self.updates_in_window >= self.rule.present.sync_steps:
             with self.report.phase("param_sync"):
                 self.finish_sync()
                 self.begin_sync(final=last)
@@ -248,13 +245,6 @@ class Trainer:
                 "(trainer.max_skipped_updates): the policy or the critic is broken; lower lr or grad_clip "
                 "of actor.optim or critic.optim, and start again from an older checkpoint"
             )
-
-    def _check_gap(self, batch: Batch) -> None:
-        """The gate bounds the version gap; a sample beyond it would mean that the gate is broken."""
-        for item in batch.items:
-            gap, bound = self.window - item.min_version, gap_bound(self._rules, item.min_version)
-            if gap < 0 or (bound is not None and gap > bound):
-                raise RuntimeError(f"version gap {gap} in window {self.window}, the bound is {bound}")
 
     def _nothing_left(self) -> bool:
         """Rank 0: no sample can come any more, so this was the last update."""
@@ -309,20 +299,17 @@ class Trainer:
                     wait_s=wait_s,
                     step_s=step_s,
                     tuning=pb.Tuning(
-                        sync_steps=self.rule.sync_steps, staleness_threshold=self.rule.threshold
+                        sync_steps=self.rule.present.sync_steps,
+                        staleness_threshold=self.rule.present.threshold,
                     ),
                 )
             )
 
     def _take_up_tuning(self, version: int) -> None:
         """What the coordinator wants of S and eta by now holds for the window that `version` opens."""
-        steps, threshold = self.ranks.share(self.sync.tuning(self.rule) if self.sync is not None else None)
-        rule = replace(self.rule, sync_steps=steps, threshold=threshold)
-        if rule != self.rule:
-            log.info("tuned", extra={"version": version, "sync_steps": steps, "threshold": threshold})
-            self.rule = rule
-            self._rules.append((version, rule))
-        self.batches.in_order = rule.max_required == rule.window
+        wanted = self.sync.tuning(self.rule.present) if self.sync is not None else None
+        self.rule.take_up(version, *self.ranks.share(wanted))
+        self.batches.in_order = self.rule.nothing_waits
 
     def finish_sync(self) -> None:
         """Wait until the round that is under way, if any, has committed; then checkpoint if it is time."""

@@ -1,0 +1,40 @@
+"""S and eta of the present window, and those before: how old may what is trained be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headrace.staleness import StalenessRule, gap_bound
+
+log = logging.getLogger("headrace.trainer")
+
+
+class WindowRule:
+    """A change is taken up with a snapshot, so a window has one rule from beginning to end."""
+
+    def __init__(self, rule: StalenessRule) -> None:
+        self.present = rule
+        self._history = [(-1, rule)]
+
+    def take_up(self, version: int, sync_steps: int, threshold: float) -> None:
+        """What holds for the window that `version` opens."""
+        rule = replace(self.present, sync_steps=sync_steps, threshold=threshold)
+        if rule != self.present:
+            log.info("tuned", extra={"version": version, "sync_steps": sync_steps, "threshold": threshold})
+            self.present = rule
+            self._history.append((version, rule))
+
+    @property
+    def nothing_waits(self) -> bool:
+        """No sample is left over from one window to the next."""
+        return self.present.max_required == self.present.window
+
+    def check(self, window: int, oldest: Iterable[int]) -> None:
+        """`oldest`: version of the oldest token, of each sample that the window trains. The gate bounds the
+        gap; a sample beyond the bound would mean that the gate is broken. Raises RuntimeError."""
+        for version in oldest:
+            gap, bound = window - version, gap_bound(self._history, version)
+            if gap < 0 or (bound is not None and gap > bound):
+                raise RuntimeError(f"version gap {gap} in window {window}, the bound is {bound}")
