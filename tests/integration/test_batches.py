@@ -51,7 +51,7 @@ def ranks() -> Iterator[Ranks]:
 def ledger(tmp_path: Path) -> Iterator[SyncLedger]:
     with start_valkey(tmp_path, "secret") as server:
         found = SyncLedger(connect(server.url), CONFIG.name)
-        found.run(ops.configure(6, 2, 0, 0, 6, "test"))
+        found.run(ops.configure(8, 2, 0, 0, 6, "test"))
         prompts = [encode_prompt(prompt(i)) for i in range(6)]
         assert found.run(ops.issue(0, prompts, True)).status == "issued"
         term = found.run(ops.open_term()).term
@@ -112,7 +112,7 @@ def test_malformed_payloads_are_buried_and_replaced(ledger: SyncLedger, ranks: R
 
 def test_what_cannot_be_trained_starts_again_and_dies_in_the_end(ledger: SyncLedger, ranks: Ranks) -> None:
     finish_all(ledger, {})
-    ledger.run(ops.configure(8, 2, 1, 0, 6, "test"))  # one retry, and room: a rejected sample keeps its place
+    ledger.run(ops.configure(8, 2, 1, 0, 6, "test"))  # one retry
     batches = Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False)
     batch = batches.next(0)
     assert batch is not None
