@@ -39,6 +39,8 @@ class DataConfig(Section):
     truncation: Literal["error", "skip", "truncate_left"] = "error"
     """What becomes of longer prompts: an error before the run starts, left out, or cut at their beginning so
     that the last tokens remain. The last two are counted."""
+    filter_overlong_prompts: bool = False
+    """Leave longer prompts out whatever `truncation` says, as verl does; the same as `truncation: skip`."""
     max_response_length: int = Field(512, gt=0)
     """Longest response in tokens, over all its segments."""
     chat_template: str | None = None
@@ -79,6 +81,11 @@ class DataConfig(Section):
         if max(used) > _LARGEST_RATIO * min(used):
             raise ValueError(f"weights may differ by a factor of {_LARGEST_RATIO:,}; set small ones to 0")
         return entries
+
+    @property
+    def overlong(self) -> Literal["error", "skip", "truncate_left"]:
+        """What becomes of prompts that are too long."""
+        return "skip" if self.filter_overlong_prompts else self.truncation
 
     @property
     def train_weights(self) -> list[float] | None:

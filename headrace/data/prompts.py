@@ -35,6 +35,8 @@ class Tokenizer(Protocol):
 
     def __call__(self, text: list[str], *, add_special_tokens: bool) -> Mapping[str, Any]: ...
 
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
     def apply_chat_template(
         self,
         conversation: list[dict[str, str]],
@@ -62,14 +64,14 @@ class Prompts:
         """What a person should know: how many rows are not used as they are, and the first of them."""
         out = []
         read = len(self.rows) + self.invalid.total
-        if data.truncation == "skip":
+        if data.overlong == "skip":
             read += self.too_long.total
         for found, what in (
             (self.invalid, "left out (data.skip_invalid)"),
             (
                 self.too_long,
                 "left out (data.truncation: skip)"
-                if data.truncation == "skip"
+                if data.overlong == "skip"
                 else "cut at the beginning (data.truncation: truncate_left)",
             ),
         ):
@@ -114,7 +116,7 @@ def tokenize_rows(
                 message = f"has {len(ids)} tokens, data.max_prompt_length is {longest_allowed}"
                 too_long.add(Problem(row.file, row.line, "prompt", message, row.is_row))
                 longest = max(longest, len(ids))
-                if data.truncation != "truncate_left":
+                if data.overlong != "truncate_left":
                     continue
                 ids = ids[-longest_allowed:]
             kept.append(row if row.index == len(kept) else dataclasses.replace(row, index=len(kept)))
@@ -136,12 +138,12 @@ def tokenize_rows(
 def _refuse(wrong: Problems, too_long: Problems, longest: int, n_rows: int, data: DataConfig) -> None:
     """Raise DataError about what the configuration does not allow."""
     fatal = [] if data.skip_invalid else [wrong]
-    fatal += [too_long] if data.truncation == "error" else []
+    fatal += [too_long] if data.overlong == "error" else []
     total = sum(found.total for found in fatal)
     if not total:
         return
     summary = f"{total} of {count(n_rows, 'prompt')} cannot be used"
-    if too_long.total and data.truncation == "error":
+    if too_long.total and data.overlong == "error":
         summary += (
             f"; {too_long.total} longer than data.max_prompt_length = {data.max_prompt_length} tokens, the "
             f"longest {longest}: raise it, or set data.truncation to skip or truncate_left"

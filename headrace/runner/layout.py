@@ -40,6 +40,7 @@ FIXED_KEYS = (
     "data.skip_invalid",
     "data.ground_truth_as_json",
     "data.truncation",
+    "data.filter_overlong_prompts",
     "data.chat_template",
     "data.apply_chat_template_kwargs",
     "data.shuffle",

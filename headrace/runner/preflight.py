@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,14 @@ import redis
 from headrace import cores, demo, redis_url
 from headrace.config import RunConfig
 from headrace.data.dataset import read_held_out, read_train
-from headrace.data.rows import DataError, Progress, Row
+from headrace.data.rows import DataError, Row
 from headrace.data.tokenizer import template_problem
 from headrace.redis_connect import VOLATILE, connect
 from headrace.runner import reward_probe
+from headrace.runner.data_progress import print_progress
 from headrace.valkey_server import ValkeyError, server_binary
 
 _REWARD_IMPORT_S = 60.0
-_PROGRESS_EVERY_S = 3.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -101,7 +100,7 @@ def _data(config: RunConfig, read: dict[str, list[Row]], warnings: list[str]) ->
         if any(map(demo.is_demo_uri, entries)):
             continue  # checked as a name; the files are made well-formed
         try:
-            found = reader(data, _progress())
+            found = reader(data, print_progress())
         except DataError as error:
             yield from (f"data.{key}: {line}" for line in str(error).splitlines())
             continue
@@ -112,19 +111,6 @@ def _data(config: RunConfig, read: dict[str, list[Row]], warnings: list[str]) ->
                 f"data.{key}: {left_out} of {len(found.rows) + left_out} rows are left out "
                 f"(data.skip_invalid): {first}"
             )
-
-
-def _progress() -> Progress:
-    """Tells on standard error what takes longer than a few seconds."""
-    told = time.monotonic()
-
-    def tell(what: str, done: int, total: int | None) -> None:
-        nonlocal told
-        if time.monotonic() - told > _PROGRESS_EVERY_S:
-            told = time.monotonic()
-            print(f"{what}: {done:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
-
-    return tell
 
 
 def _model(config: RunConfig) -> Iterator[str]:

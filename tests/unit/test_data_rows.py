@@ -192,7 +192,8 @@ def test_files_that_are_no_text_prompts_are_refused(tmp_path: Path) -> None:
 def test_what_the_datasets_library_saved(tmp_path: Path) -> None:
     """In a process of its own, which has nothing in its home directory afterwards."""
     code = (
-        "import sys, datasets, json; from headrace.data.rows import load_rows; rows = json.loads(sys.argv[1]); "
+        "import sys, datasets, json; from headrace.data.rows import load_rows\n"
+        "rows = json.loads(sys.argv[1])\n"
         "both = datasets.DatasetDict(train=datasets.Dataset.from_list(rows)); both.save_to_disk('d'); "
         "print([r.line for r in load_rows(['d/train'])]); load_rows(['d'])"
     )

@@ -1,4 +1,4 @@
-"""Rows become the token ids that the engine gets; what is too long is refused, left out or cut, and counted."""
+"""Rows become the token ids that the engine gets; what is too long is refused, left out or cut, counted."""
 
 from __future__ import annotations
 
