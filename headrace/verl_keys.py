@@ -132,13 +132,14 @@ KEYS: dict[str, Meaning] = {
     "actor.policy_loss.kl_cov_ratio": Same("actor.policy_loss_settings.kl_cov_ratio"),
     "actor.policy_loss.ppo_kl_coef": Same("actor.policy_loss_settings.ppo_kl_coef"),
     "actor.grad_clip": Same("actor.optim.grad_clip"),
-    "actor.optim.lr_warmup_steps": Same("actor.optim.lr_warmup_steps", _steps),
-    "critic.optim.lr_warmup_steps": Same("critic.optim.lr_warmup_steps", _steps),
+    "actor.optim.lr_warmup_steps": Same("actor.optim.lr_warmup_steps", _steps, "not -1"),
+    "critic.optim.lr_warmup_steps": Same("critic.optim.lr_warmup_steps", _steps, "not -1"),
     "critic.grad_clip": Same("critic.optim.grad_clip"),
     "critic.model.path": Same("critic.path"),
     "critic.enable": Same(
         "critic.enable",
-        lambda found: found if found is not None else _unset("critic.enable", "true for gae and tppo"),
+        lambda found: NOTHING if found is None else found,
+        "not null: true for gae and tppo",
     ),
     "trainer.critic_warmup": Same("critic.warmup_updates"),
     "ref.model.path": Same("ref.path"),
@@ -229,7 +230,9 @@ KEYS: dict[str, Meaning] = {
     "rollout.enable_chunked_prefill": NoEffect("vLLM's own default"),
     "rollout.max_num_batched_tokens": NoEffect("vLLM's own default"),
     "rollout.disable_log_stats": NoEffect("metrics are the services' own"),
-    "rollout.val_kwargs.do_sample": NoEffect("val.temperature says it"),
+    "rollout.val_kwargs.do_sample": NoEffect(
+        "val.temperature says it", (True,), "set val.temperature to 0 and leave it out"
+    ),
     "rollout.val_kwargs.top_p": NoEffect("1", (1, 1.0), "set 1"),
     "rollout.val_kwargs.top_k": NoEffect("all", (-1, 0), "set -1"),
     "async_training.compute_prox_log_prob": NoEffect(
@@ -262,8 +265,8 @@ KEYS: dict[str, Meaning] = {
     "trainer.test_freq": Refused("set rollout.test_freq, in policy versions"),
     "trainer.default_local_dir": Refused("set runs_dir and name: a run lives in runs_dir/name"),
     "data.seed": Refused("set seed, which orders the prompts too"),
-    "data.train_max_samples": Refused("write the rows that are wanted into a file of their own"),
-    "data.val_max_samples": Refused("write the rows that are wanted into a file of their own"),
+    "data.train_max_samples": NoEffect("all rows are used", (-1,), "write the rows into a file of their own"),
+    "data.val_max_samples": NoEffect("all rows are used", (-1,), "write the rows into a file of their own"),
     "data.custom_cls.path": Refused("write the rows into a file of Parquet or JSON lines"),
     "rollout.multi_turn.enable": NoEffect("one turn", (False,), "turns are an environment's"),
 }  # fmt: skip
@@ -285,7 +288,3 @@ DIFFERENT_DEFAULTS: dict[str, Any] = {
     "trainer.n_gpus_per_node": 8,
 }
 """What verl takes where a file says nothing, by our key, where we would take something else."""
-
-
-def _unset(key: str, what: str) -> Any:
-    raise ValueError(f"leave {key} out, or set it: {what}")

@@ -68,6 +68,8 @@ def translate(key: str, value: Any) -> tuple[str, Any] | None:
     """
     found = meaning(key)
     if isinstance(found, Refused):
+        if value is None:
+            return None
         raise NoCounterpart(found.advice)
     if isinstance(found, NoEffect):
         if found.values is not None and not _among(value, found.values):
@@ -126,6 +128,7 @@ def convert(values: Mapping[str, Any]) -> Converted:
     _replicas(flat, out)
     _run_length(flat, out)
     _clip_ratio(out)
+    _greedy_validation(flat, out)
     out.left_out += [(key, f"how verl itself runs ({n} keys)") for key, n in sorted(ignored.items())]
     for name, value in DIFFERENT_DEFAULTS.items():
         if name not in out.values:
@@ -166,6 +169,16 @@ def _clip_ratio(out: Converted) -> None:
     """verl looks at `clip_ratio` only where the other two are unset."""
     if {"actor.clip_ratio_low", "actor.clip_ratio_high"} <= out.values.keys():
         out.left_out = [(k, why) for k, why in out.left_out if without_prefix(k) != "actor.clip_ratio"]
+
+
+def _greedy_validation(flat: Mapping[str, Any], out: Converted) -> None:
+    """verl validates greedily unless `do_sample` is set, whatever the temperature."""
+    sampled = {value for key, value in flat.items() if without_prefix(key) == "rollout.val_kwargs.do_sample"}
+    if True not in sampled and "val.temperature" in out.values:
+        out.values["val.temperature"] = 0
+    out.left_out = [
+        (k, why) for k, why in out.left_out if without_prefix(k) != "rollout.val_kwargs.do_sample"
+    ]
 
 
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?(?P<key>[^,{}$]+?)(?:,(?P<default>[^{}$]*))?\}$")

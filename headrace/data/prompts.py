@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.config_data import DataConfig
-from headrace.data.problems import DataError, Problem, Problems, count
+from headrace.data.problems import MAX_PROBLEMS, DataError, Problem, Problems, count
 from headrace.data.row_format import Row
 from headrace.data.rows import Progress
 from headrace.wire import Int32Array
@@ -126,10 +126,9 @@ def tokenize_rows(
             progress("tokenising prompts", start + len(chunk), len(rows))
     _refuse(wrong, too_long, longest, len(rows), data)
     if rows and min(left) == 0:
-        what = count(len(rows), "prompt")
-        raise DataError(
-            f"of {what} nothing, or nothing of one entry, is left:", [*wrong.kept, *too_long.kept][:20]
-        )
+        file = rows[entry_of.index(left.index(0))].file
+        why = [problem for found in (wrong, too_long) for problem in found.kept]
+        raise DataError(f"no prompt of {file} is left:", why[:MAX_PROBLEMS])
     everything = invalid or Problems()
     everything = Problems([*everything.kept, *wrong.kept], everything.total + wrong.total)
     return Prompts(kept, tokens, left, everything, too_long)
@@ -149,7 +148,7 @@ def _refuse(wrong: Problems, too_long: Problems, longest: int, n_rows: int, data
             f"longest {longest}: raise it, or set data.truncation to skip or truncate_left"
         )
     problems = [problem for found in fatal for problem in found.kept]
-    raise DataError(summary + ":", problems[:20], total)
+    raise DataError(summary + ":", problems[:MAX_PROBLEMS], total)
 
 
 def _ids_of_chunk(tokenizer: Tokenizer, rows: Sequence[Row], data: DataConfig) -> list[list[int] | str]:

@@ -110,7 +110,7 @@ def test_what_cannot_be_tokenised_counts_as_invalid() -> None:
 def test_each_entry_keeps_a_prompt() -> None:
     found = tokens("a", "b", "x" * 20, "c", sizes=[2, 2], max_prompt_length=9, truncation="skip")
     assert found.sizes == [2, 1]
-    with pytest.raises(DataError, match=r"nothing of one entry, is left"):
+    with pytest.raises(DataError, match=r"no prompt of train.jsonl is left"):
         tokens("a", "b", "x" * 20, sizes=[2, 1], max_prompt_length=9, truncation="skip")
 
 

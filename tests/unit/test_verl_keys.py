@@ -181,6 +181,8 @@ def test_conversion_of_the_example() -> None:
         ("data: {train_batch_size: 512}\ntrainer: {total_training_steps: 9}", "rollout.total_rollout_steps",
          4608),
         ("algorithm: {adv_estimator: gae}", "critic.enable", True),
+        ("rollout: {val_kwargs: {temperature: 0.6, do_sample: false}}", "val.temperature", 0),
+        ("rollout: {val_kwargs: {temperature: 0.6, do_sample: true}}", "val.temperature", 0.6),
         ("actor: {grad_clip: '${.other}', other: 0.5}", "actor.optim.grad_clip", 0.5),
         ("algorithm: {gamma: '${oc.select:nothing.there,0.9}'}", "algorithm.gamma", 0.9),
         ("actor_rollout_ref: {rollout: {update_weights_bucket_megabytes: 512}}", "sync.bucket_bytes", 2**29),
