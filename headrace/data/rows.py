@@ -32,7 +32,7 @@ __all__ = ["MAX_PROBLEMS", "DataError", "Message", "Problem", "Row", "Rows", "lo
 Progress = Callable[[str, int, int | None], None]
 """Told now and then: what is done, how many of it, of how many (None: not known)."""
 
-_PROGRESS_EVERY = 20_000
+_PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from headrace.config import RunConfig
 from headrace.data.problems import DataError
+from headrace.data.procedural import is_procedural
 from headrace.data.prompts import Tokenizer
 from headrace.data.row_format import Row
 
@@ -40,24 +43,43 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
     return cast(Tokenizer, found)
 
 
-def need_template(tokenizer: Tokenizer, rows: list[Row], config: RunConfig) -> None:
+def need_template(tokenizer: Tokenizer, rows: Sequence[Row], config: RunConfig) -> None:
     """Refuse chats for which there is no template, once and not row by row. Raises DataError."""
+    problem = None if getattr(tokenizer, "chat_template", None) else _no_template(rows, config)
+    if problem is not None:
+        raise DataError(problem)
+
+
+def _no_template(rows: Sequence[Row], config: RunConfig) -> str | None:
+    """What to do about chats among `rows`, when there is no template."""
     chat = next((row for row in rows if not isinstance(row.prompt, str)), None)
-    if chat is not None and not getattr(tokenizer, "chat_template", None):
-        hint = "; reasoning_gym takes chat=false" if chat.file.startswith("reasoning_gym:") else ""
-        raise DataError(
-            f"{chat.file}: the prompts are chats, but the tokenizer in {config.model.path} has no chat "
-            f"template: set data.chat_template to a file, or write the prompts as text{hint}"
-        )
+    if chat is None:
+        return None
+    hint = ", or add chat=false to it" if is_procedural(chat.file) else ""
+    return (
+        f"{chat.file}: the prompts are chats, but the tokenizer in {config.model.path} has no chat template: "
+        f"set data.chat_template to a file, or write the prompts as text{hint}"
+    )
 
 
-def template_problem(file: str) -> str | None:
-    """What is wrong with `data.chat_template`, or None."""
+def template_problem(rows: Sequence[Row], config: RunConfig) -> str | None:
+    """What is wrong with the chat template, as far as its files tell, or None. Needs no tokenizer."""
+    data, path = config.data, Path(config.model.path)
+    if data.chat_template is not None:
+        try:
+            _read_template(data.chat_template)
+        except DataError as error:
+            return str(error)
+        return None
     try:
-        _read_template(file)
-    except DataError as error:
-        return str(error)
-    return None
+        settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        settings = {}
+    brings_one = (isinstance(settings, dict) and settings.get("chat_template")) or any(
+        path.glob("*chat_template*")
+    )
+    unknown = config.model.trust_remote_code or not path.is_dir()
+    return None if brings_one or unknown else _no_template(rows, config)
 
 
 def _read_template(file: str) -> str:

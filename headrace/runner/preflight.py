@@ -93,8 +93,6 @@ def _data(config: RunConfig, read: dict[str, list[Row]], warnings: list[str]) ->
     tokenizer's library takes longer to load than the whole rest of these checks.
     """
     data = config.data
-    if data.chat_template is not None and (problem := template_problem(data.chat_template)) is not None:
-        yield problem
     named = {"train_files": (data.train_paths, read_train), "val_files": (data.val_files, read_held_out)}
     for key, (entries, reader) in named.items():
         if any(map(demo.is_demo_uri, entries)):
@@ -111,6 +109,9 @@ def _data(config: RunConfig, read: dict[str, list[Row]], warnings: list[str]) ->
                 f"data.{key}: {left_out} of {len(found.rows) + left_out} rows are left out "
                 f"(data.skip_invalid): {first}"
             )
+    rows = [row for key in named for row in read.get(key, ())]
+    if (problem := template_problem(rows, config)) is not None:
+        yield problem
 
 
 def _model(config: RunConfig) -> Iterator[str]:

@@ -197,6 +197,10 @@ def test_the_checks_before_a_run_read_chats_and_tell_what_is_left_out(desk: Desk
     assert code == 2
     assert "chat.jsonl:3: is not JSON" in output
     code, output = desk.headrace("run", "run.yaml", "--dry-run", *chats, "data.skip_invalid=true")
+    assert code == 2
+    assert "chat.jsonl: the prompts are chats, but the tokenizer in " in output
+    (desk.directory / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    code, output = desk.headrace("run", "run.yaml", "--dry-run", *chats, "data.skip_invalid=true")
     assert code == 0, output
     assert "warning: data.train_files: 1 of 3 rows are left out (data.skip_invalid): " in output
     assert "2 of 2 held-out prompts are training prompts too" in output
