@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib.metadata
 import sys
 
 import pytest
@@ -70,8 +71,8 @@ def test_names_that_are_not_possible(name: str, said: str) -> None:
     [("zebra_puzzles", "pycosat"), ("figlet_font", "pyfiglet"), ("rubiks_cube", "magiccube"), ("bf", "bfi")],
 )
 def test_a_package_that_is_absent_is_named(dataset: str, package: str) -> None:
-    if importlib.util.find_spec(package) is not None:
-        pytest.skip(f"{package} is installed here")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        pytest.skip(f"{package} {importlib.metadata.version(package)} is installed here")
     load_rows(["reasoning_gym:spell_backward?size=1"])
     assert package not in sys.modules, "a placeholder was left for others to find"
     with pytest.raises(
