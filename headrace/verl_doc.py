@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 from headrace.verl_keys import DIFFERENT_DEFAULTS, KEYS, NoEffect, Refused, Same
@@ -30,7 +31,7 @@ def tables() -> str:
         [
             "### The same name and meaning",
             "",
-            ", ".join(same) + ".",
+            textwrap.fill(", ".join(same) + ".", 116, break_long_words=False, break_on_hyphens=False),
             "",
             "### The same meaning under another name",
             "",

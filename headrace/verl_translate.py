@@ -12,7 +12,7 @@ from headrace.verl_keys import DIFFERENT_DEFAULTS, KEYS, NOTHING, PREFIX, Meanin
 
 _NO_COUNTERPART = re.compile(
     r"(^|\.)(_target_|profiler|fsdp_config|checkpoint|engine_kwargs|agent|trace|ray_kwargs|ray_init|hydra"
-    r"|global_profiler|megatron|override_config|sandbox_fusion)(\.|$)|^defaults$"
+    r"|global_profiler|megatron|override_config|sandbox_fusion|pf_ppo|fused_kernel_options)(\.|$)|^defaults$"
 )
 """Sections about how verl itself runs."""
 
@@ -109,7 +109,7 @@ def convert(values: Mapping[str, Any]) -> Converted:
     flat = dict(leaves(values, frozenset()))
     ignored: dict[str, int] = {}
     for key, raw in flat.items():
-        if (at := _NO_COUNTERPART.search(key)) is not None:
+        if meaning(key) is None and (at := _NO_COUNTERPART.search(key)) is not None:
             section = key[: at.end()].rstrip(".")
             ignored[section] = ignored.get(section, 0) + 1
             continue

@@ -59,7 +59,12 @@ def expand(entry: str) -> list[str]:
             raise UnreadableFile("no file matches the pattern; correct it")
         return found
     if not path.exists():
-        raise UnreadableFile("no such file; correct the path")
+        is_address = "://" in entry
+        raise UnreadableFile(
+            "is an address; download it, and name the file"
+            if is_address
+            else "no such file; correct the path"
+        )
     return [str(path)]
 
 

@@ -120,7 +120,8 @@ def test_directories_and_globs_name_files_in_order(tmp_path: Path) -> None:
     (empty / "below").mkdir(parents=True)
     write(empty / "below" / "x.jsonl", GOOD)
     with pytest.raises(DataError) as caught:
-        load_rows([tmp_path / "*.parquet", empty])
+        load_rows([tmp_path / "*.parquet", empty, "hdfs://host/train.parquet"])
+    assert "hdfs://host/train.parquet: is an address; download it" in str(caught.value)
     assert "no file matches the pattern" in str(caught.value)
     assert f"name one of {empty / 'below'}" in str(caught.value)
 

@@ -181,6 +181,7 @@ def test_conversion_of_the_example() -> None:
         ("data: {train_batch_size: 512}\ntrainer: {total_training_steps: 9}", "rollout.total_rollout_steps",
          4608),
         ("algorithm: {adv_estimator: gae}", "critic.enable", True),
+        ("actor_rollout_ref: {ref: {fsdp_config: {param_offload: true}}}", "ref.param_offload", True),
         ("rollout: {val_kwargs: {temperature: 0.6, do_sample: false}}", "val.temperature", 0),
         ("rollout: {val_kwargs: {temperature: 0.6, do_sample: true}}", "val.temperature", 0.6),
         ("actor: {grad_clip: '${.other}', other: 0.5}", "actor.optim.grad_clip", 0.5),
