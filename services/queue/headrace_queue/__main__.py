@@ -165,6 +165,7 @@ async def _run(service: Service, loops: Sequence[Loop], listener: socket.socket)
     app = create_app(service)
     quiet = {"log_config": None, "access_log": False, "lifespan": "off"}
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=DRAIN_S, **quiet))
+    listener.listen()  # whoever reads the next line may connect at once: it is answered a moment later
     host, port = listener.getsockname()[:2]
     log.info("listening", extra={"host": host, "port": port, "run": service.run})
     web = asyncio.create_task(server.serve(sockets=[listener]))
