@@ -30,7 +30,7 @@ PICTURES = ("images", "videos")
 """verl's columns whose content belongs into the prompt; ignoring them would change it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """One chat message."""
 
@@ -38,7 +38,7 @@ class Message:
     content: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One prompt of the data set. `index` counts from 0 over all files, in their order."""
 
