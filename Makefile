@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench bench-algorithms bench-modes chaos proto docs clean
+.PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos images images-check
+.PHONY: manifests monitor-check test-kind proto docs clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(VENV)/.ready: requirements/cpu.lock pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) sh scripts/setup.sh
@@ -38,6 +39,17 @@ bench-modes: $(VENV)/.ready ## Every mode on one task: times, idle ratios, score
 
 chaos: $(VENV)/.ready ## A real run under random faults, then the audit; FAULTS=40 SEED=7
 	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),40) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+REGISTRY ?= headrace
+TAG ?= latest
+DEVICE ?= cuda
+images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=...
+	@for service in queue coordinator trainer rollouter; do \
+	  docker build -f docker/Dockerfile.$$service --build-arg DEVICE=$(DEVICE) -t $(REGISTRY)/$$service:$(TAG) . || exit 1; \
+	done
+
+images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean environment, and a short run from all four
+	@$(BIN)/python -m tests.docker.check $(ARGS)
 
 proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh
