@@ -19,8 +19,10 @@ setup: $(VENV)/.ready ## Set up .venv from the pinned lock
 demo: $(VENV)/.ready ## Train a small model on this machine; ARGS="key=value ..." changes the configuration
 	@$(BIN)/headrace run configs/demo.yaml $(ARGS)
 
-test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects
-	@$(BIN)/python -m pytest $(ARGS)
+# Two files of tests at a time: many of them wait for processes that start or for deadlines that pass.
+JOBS ?= 2
+test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects, JOBS=0 runs them one after the other
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.ready ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

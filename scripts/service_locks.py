@@ -29,8 +29,8 @@ SERVICES = {
     "rollouter-cuda": ["rollouter", "rewards"],
 }
 APART = {"torch"}
-"""Installed by the Dockerfile: its CPU and CUDA builds come from different places."""
-IN_THE_BASE = {"rollouter-cuda": {"transformers"}}
+"""Installed by the Dockerfile, less what it requires: its CPU and CUDA builds come from different places."""
+IN_THE_BASE = {"rollouter-cuda": {"torch", "transformers"}}
 """What vLLM's CUDA image brings in versions of its own."""
 
 
@@ -42,9 +42,9 @@ def pinned() -> dict[str, str]:
 
 
 def closure(
-    wanted: list[Requirement], pins: dict[str, str], own: dict[str, list[str]], apart: set[str]
+    wanted: list[Requirement], pins: dict[str, str], own: dict[str, list[str]], in_the_base: set[str]
 ) -> set[str]:
-    """Canonical names that `wanted` leads to, as far as the lock has them; not by way of those `apart`."""
+    """Canonical names that `wanted` leads to, as far as the lock has them; not by way of `in_the_base`."""
     found: set[str] = set()
     seen: set[tuple[str, str]] = set()
     open_ = list(wanted)
@@ -57,9 +57,10 @@ def closure(
             continue
         new = [extra for extra in ["", *extras] if (name, extra) not in seen]
         seen |= {(name, extra) for extra in new}
-        if not new or name in apart or name not in pins:
+        if not new or name in in_the_base or name not in {*pins, *APART}:
             continue
-        found.add(name)
+        if name not in APART:
+            found.add(name)
         try:
             requires = distribution(name).requires or []
         except PackageNotFoundError:
@@ -79,7 +80,7 @@ def render(service: str) -> str:
     pins = pinned()
     wanted = [Requirement(text) for text in project["dependencies"]]
     wanted += [Requirement(text) for extra in SERVICES[service] for text in own[extra]]
-    names = closure(wanted, pins, own, APART | IN_THE_BASE.get(service, set()))
+    names = closure(wanted, pins, own, IN_THE_BASE.get(service, set()))
     versions = {re.split("==", line)[0]: line for line in LOCK.read_text().splitlines() if "==" in line}
     lines = [line for name, line in versions.items() if canonicalize_name(name) in names and name[0] != "#"]
     head = f"# What the {service} image installs, from requirements/cpu.lock by scripts/service_locks.py.\n"
