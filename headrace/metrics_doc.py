@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import Metric
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 from headrace.run_log_keys import DEFINITIONS
 
@@ -60,11 +61,11 @@ def services() -> dict[str, dict[str, Metric]]:
     return out
 
 
-def _collectors(values: Iterable[object]) -> Iterable[MetricWrapperBase]:
+def _collectors(values: Iterable[Any]) -> Iterable[Collector]:
     for value in values:
         if isinstance(value, dict):
             yield from _collectors(value.values())
-        elif isinstance(value, MetricWrapperBase):
+        elif hasattr(type(value), "collect"):
             yield value
 
 

@@ -27,13 +27,14 @@ from headrace import config_load, environment, logs
 from headrace.config import RunConfig
 from headrace.data.rows import DataError
 from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable
+from headrace.memory import needed_bytes
 from headrace.net import PortTaken, bound_socket
 from headrace_queue import startup
 from headrace_queue.app import HANG_S, Service, create_app
 from headrace_queue.feeder import Feeder, PromptSource
 from headrace_queue.janitor import Janitor
 from headrace_queue.loops import Fatal, Loop, Pulse, run_loop
-from headrace_queue.metrics import QueueCollector
+from headrace_queue.metrics import Memory, QueueCollector
 from headrace_queue.validation import EvalFile, ValidationReporter
 
 log = logging.getLogger("headrace_queue")
@@ -145,6 +146,13 @@ def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -
         collector.expired_owners = janitor.expired_owners
         collector.scores = reporter.latest
 
+    async def memory() -> Memory | None:
+        try:
+            told = await client.info("memory")
+        except redis.ResponseError:  # a server of others may forbid it
+            return None
+        return Memory(int(told["used_memory"]), int(told.get("maxmemory", 0)), needed_bytes(config))
+
     return Service(
         run=config.name,
         ledger=AsyncLedger(client, config.name, retry_s=HTTP_RETRY_S),
@@ -152,6 +160,7 @@ def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -
         collector=QueueCollector(pulses),
         has_fed=lambda: feeder.has_fed,
         before_scrape=before_scrape,
+        memory=memory,
         token=environment.token(),
         hang_s=HANG_S + 2 * config.redis.connect_timeout_s,
     )

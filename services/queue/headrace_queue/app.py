@@ -24,7 +24,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerError
 from headrace.ledger.replies import Stats, Verdict
 from headrace_queue.loops import Pulse, is_outage
-from headrace_queue.metrics import QueueCollector, registry
+from headrace_queue.metrics import Memory, QueueCollector, registry
 
 HANG_S = 30.0
 """A loop that has not come round for so long hangs: an outage makes it come round every few seconds."""
@@ -46,6 +46,8 @@ class Service:
     has_fed: Callable[[], bool]
     before_scrape: Callable[[QueueCollector], None]
     """Fills in what the collector shows of the loops."""
+    memory: Callable[[], Awaitable[Memory | None]]
+    """Reads how much memory the server uses; None when it does not tell."""
     token: str
     """Empty: nothing can be changed over HTTP."""
     hang_s: float = HANG_S
@@ -154,8 +156,9 @@ def create_app(service: Service) -> FastAPI:
     async def scrape() -> Response:
         try:
             service.collector.stats = await _ask(service.ledger.run(ops.stats()))
-        except HTTPException:
-            service.collector.stats = None  # redis_up says so; stale counts would mislead
+            service.collector.memory = await _ask(service.memory())
+        except HTTPException:  # redis_up says so; stale counts would mislead
+            service.collector.stats = service.collector.memory = None
         service.before_scrape(service.collector)
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
 

@@ -140,15 +140,14 @@ class Rollouter:
         metrics.TARGET.set(target)
         period = min(1.0, self.config.ledger.lease_s / 5)
         started = time.monotonic()
-        active_before = window_before = 0.0
+        usage = metrics.Usage()
         while True:
             await ledger.run(ops.beat(self.incarnation))
             active, window = self.engine.active_s, time.monotonic() - started
-            metrics.ACTIVE.inc(max(0.0, active - active_before))
-            metrics.WINDOW.inc(max(0.0, window - window_before))
+            usage.seen(active, window, self.engine.generated_tokens, self.worker.version)
+            metrics.SERVING.set(self.worker.serving.is_set())
             metrics.RUNNING.set(self.engine.running)
             metrics.MEMORY.set(ledger.waits_for_memory)
-            active_before, window_before = active, window
             now = RolloutTelemetry(
                 active_s=active,
                 window_s=window,
