@@ -18,6 +18,7 @@ from headrace.runner import assets, preflight
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RESUMED_FROM, RunLayout, RunLock, checkpoint_at
 from headrace.runner.progress import make_display
+from headrace.runner.prometheus import LocalPrometheus
 from headrace.runner.services import plan
 from headrace.runner.session import Session, Signals
 
@@ -32,16 +33,34 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, print what would run, start nothing"
     )
+    parser.add_argument(
+        "--prometheus",
+        nargs="?",
+        type=_port,
+        const=0,
+        metavar="PORT",
+        help="run a Prometheus beside it that scrapes every service and evaluates the alerts (default: "
+        "a free port)",
+    )
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; changes of keys go before --prometheus")
+    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:
-    return run(args.config, args.overrides, dry_run=args.dry_run)
+    return run(args.config, args.overrides, dry_run=args.dry_run, prometheus=args.prometheus)
 
 
-def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
-    """The command; returns the exit code. Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
+def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool, prometheus: int | None = None) -> int:
+    """The command; returns the exit code. `prometheus`: port of a server to run beside, 0 for a free one.
+
+    Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
     config = assets.absolute(config_load.load(config_path, overrides))
     layout = RunLayout(Path(config.runs_dir) / config.name)
+    beside = None if prometheus is None else LocalPrometheus(layout, config.services.host, prometheus)
     if dry_run:
         _check(config)
         _print_plan(config)
@@ -66,19 +85,22 @@ def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
             lock.release()
             lock = None
         lock = lock or layout.lock()
-        return _run_locked(config, layout, lock, resume_command(config_path, overrides, config))
+        resume = resume_command(config_path, overrides, config, prometheus)
+        return _run_locked(config, layout, lock, resume, beside)
     finally:
         if lock is not None:
             lock.release()
 
 
-def _run_locked(config: RunConfig, layout: RunLayout, lock: RunLock, resume: str) -> int:
+def _run_locked(
+    config: RunConfig, layout: RunLayout, lock: RunLock, resume: str, prometheus: LocalPrometheus | None
+) -> int:
     continues = layout.requested.exists()
     _claim_external_ledger(config, layout, continues)
     (layout.checkpoints / RESUMED_FROM).unlink(missing_ok=True)  # a path is obeyed once for each asking
     with Signals() as signals:
         display = make_display(sys.stdout, f"headrace: {config.name}")
-        session = Session(config, layout, lock, display, signals, resume)
+        session = Session(config, layout, lock, display, signals, resume, prometheus)
         try:
             verb = "continuing" if continues else "starting"
             display.note(f"{verb} run {config.name} in {layout.root} ({config.derived_mode})")
@@ -118,7 +140,9 @@ def _print_plan(config: RunConfig) -> None:
     print("nothing was started (--dry-run)")
 
 
-def resume_command(config_path: Path, overrides: Sequence[str], config: RunConfig) -> str:
+def resume_command(
+    config_path: Path, overrides: Sequence[str], config: RunConfig, prometheus: int | None = None
+) -> str:
     """The command line that continues the run; passwords masked."""
     kept = []
     for text in overrides:
@@ -129,6 +153,8 @@ def resume_command(config_path: Path, overrides: Sequence[str], config: RunConfi
             kept.append(text)
     if config.trainer.resume != "auto" and not any(o.startswith("trainer.resume=") for o in overrides):
         kept.append("trainer.resume=auto")  # the file says otherwise, and that has been obeyed
+    if prometheus is not None:
+        kept += ["--prometheus", *([str(prometheus)] if prometheus else [])]
     return shlex.join(["headrace", "run", str(config_path), *kept])
 
 
