@@ -1,8 +1,8 @@
 """Makes the Grafana dashboard of the chart: `python -m headrace.monitoring.dashboard`.
 
-The modules `rows_…` say what is shown; here is what every panel has in common. Conventions: variables `datasource`,
-`namespace`, `release` and `pod`, a fixed uid, `$__rate_interval` in rates, ratios 0-1 in `percentunit`, and
-`${datasource}` in every panel.
+The modules `rows_...` say what is shown; here is what every panel has in common. Conventions: variables
+`datasource`, `namespace`, `release` (one run) and `pod` (any number), a fixed uid, `$__rate_interval` in rates,
+ratios 0-1 in `percentunit`, and `${datasource}` in every panel.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def _variables() -> list[dict[str, Any]]:
         "release": 'label_values(headrace_queue_redis_up{namespace=~"$namespace"}, release)',
         "pod": f"label_values(up{{{run}}}, pod)",
     }
+    all_of_them = {"allValue": ".*", "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
     source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
     return [
         source | {"hide": 0, "multi": False, "includeAll": False, "refresh": 1},
@@ -112,12 +113,11 @@ def _variables() -> list[dict[str, Any]]:
                 "definition": query,
                 "query": {"query": query, "refId": f"variable-{name}"},
                 "hide": 0,
-                "multi": True,
-                "includeAll": True,
-                "allValue": ".*",
-                "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+                "multi": name == "pod",
+                "includeAll": name == "pod",
                 "refresh": 2,
                 "sort": 1,
+                **(all_of_them if name == "pod" else {}),
             }
             for name, query in asked.items()
         ),
@@ -147,11 +147,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         }
         for place, (legend, expression) in enumerate(panel.queries)
     ]
-    defaults: dict[str, Any] = {
-        "unit": panel.unit,
-        "thresholds": _thresholds(panel),
-        "mappings": _mappings(panel),
-    }
+    defaults: dict[str, Any] = {"unit": panel.unit} | _thresholds(panel) | _mappings(panel)
     if panel.unit == "percentunit":
         defaults |= {"min": 0, "max": 1}
     out["fieldConfig"] = {"defaults": defaults, "overrides": []}
@@ -178,15 +174,15 @@ def _thresholds(panel: Panel) -> dict[str, Any]:
     for colour, value in ((_YELLOW, panel.low), (_RED, panel.high)):
         if value is not None:
             steps.append({"color": colour, "value": value})
-    return {"mode": "absolute", "steps": steps}
+    return {"thresholds": {"mode": "absolute", "steps": steps}}
 
 
-def _mappings(panel: Panel) -> list[dict[str, Any]]:
+def _mappings(panel: Panel) -> dict[str, Any]:
     options = {
         str(value): {"text": text, "color": colour, "index": value}
         for value, (text, colour) in enumerate(panel.names)
     }
-    return [{"type": "value", "options": options}] if options else []
+    return {"mappings": [{"type": "value", "options": options}]} if options else {}
 
 
 def render() -> str:
