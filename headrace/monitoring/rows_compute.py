@@ -102,7 +102,7 @@ TRAINER = Row(
             "Reward of trained trajectories",
             "short",
             ("p10", quantile(0.1, "headrace_reward")),
-            ("mean", mean("headrace_reward")),
+            ("mean", largest(of_run("headrace_reward_mean"))),
             ("p90", quantile(0.9, "headrace_reward")),
         ),
         lines(

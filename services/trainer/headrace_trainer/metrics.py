@@ -91,6 +91,8 @@ _GAUGES = {
 }
 _SOMETIMES = ("rollout_corr/clipped_fraction",)
 """Not in every run's rows: 0 where truncation is off."""
+for _gauge in (IDLE, LARGEST_GAP, LENGTH_ORDER, *_GAUGES.values()):
+    _gauge.set(math.nan)  # before the first update there is no value, and 0 would be one
 
 
 class Clock(Collector):
