@@ -37,6 +37,11 @@ ELSEWHERE = {
 """Metrics of others, which no run on one machine has, and where they come from."""
 NEEDS_GPU = {name for name in ELSEWHERE if name.startswith("DCGM_")}
 
+LABELS = frozenset(
+    ("phase", "reason", "operation", "loop", "status", "finish_reason", "data_source", "statistic")
+)
+"""All that our metrics have: each takes a handful of values, whatever the run's length."""
+
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is missing (Debian: apt-get install prometheus)"
 )
@@ -79,7 +84,10 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 
 _WORDS = frozenset(
-    "and or unless on ignoring by without group_left group_right bool offset inf nan Inf NaN".split()
+    (
+        *("and", "or", "unless", "on", "ignoring", "by", "without", "group_left", "group_right"),
+        *("bool", "offset", "inf", "nan", "Inf", "NaN"),
+    )
 )
 _CALL = re.compile(r"\s*\(")
 _LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")

@@ -1,8 +1,8 @@
 """Makes the Grafana dashboard of the chart: `python -m headrace.monitoring.dashboard`.
 
 The modules `rows_...` say what is shown; here is what every panel has in common. Conventions: variables
-`datasource`, `namespace`, `release` (one run) and `pod` (any number), a fixed uid, `$__rate_interval` in rates,
-ratios 0-1 in `percentunit`, and `${datasource}` in every panel.
+`datasource`, `namespace`, `release` (one run) and `pod` (any number), a fixed uid, `$__rate_interval` in
+rates, ratios 0-1 in `percentunit`, and `${datasource}` in every panel.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from headrace.monitoring.expressions import (
 _TRAINER_IDLE = share("headrace_trainer_wait_seconds_total", "headrace_trainer_step_seconds_total")
 _BUSY = share("headrace_rollouter_active_seconds_total", "headrace_rollouter_window_seconds_total")
 _ROLLOUTER_IDLE = f"clamp_min(1 - {_BUSY}, 0)"
-_UP = of_run("up", 'component="rollouter"')
+_UP = of_run("up", 'job="rollouter"')
 _FIRING = of_run("ALERTS", 'alertname=~"Headrace.*", alertstate="firing"')
 _DESIRED = (
     'sum(kube_deployment_spec_replicas{namespace=~"$namespace", deployment=~"($release).*-rollouter"}) '

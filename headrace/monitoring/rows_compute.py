@@ -143,11 +143,11 @@ def on_gpus(expression: str) -> str:
     chosen = f"0 * {of_pods('up')} + 1"
     for there, here in (("exported_pod", "pod"), ("exported_namespace", "namespace")):
         chosen = f'label_replace({chosen}, "{there}", "$1", "{here}", "(.+)")'
-    pods = f"max by (exported_namespace, exported_pod, release, component) ({chosen})"
-    return f"{expression} * on (exported_namespace, exported_pod) group_left (release, component) {pods}"
+    pods = f"max by (exported_namespace, exported_pod, release, job) ({chosen})"
+    return f"{expression} * on (exported_namespace, exported_pod) group_left (release, job) {pods}"
 
 
-_GPU = "{{component}} {{exported_pod}} GPU {{gpu}}"
+_GPU = "{{job}} {{exported_pod}} GPU {{gpu}}"
 
 GPU = Row(
     "GPU",

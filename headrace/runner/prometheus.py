@@ -1,8 +1,8 @@
 """A Prometheus server beside a local run: it scrapes every service and judges them by the chart's rules.
 
 Targets carry the labels that a cluster gives them: `namespace` (`local`), `release` (the run's name), `pod`
-(the service's) and `component`, so that rules and dashboards need not know the difference. The run does not
-depend on it. Its data stay in the run's directory.
+(the service's) and `job` (which part it is), so that rules and dashboards need not know the difference. The
+run does not depend on it. Its data stay in the run's directory.
 
     prometheus/prometheus.yml   its configuration
     prometheus/targets.json     what it scrapes now; it notices by itself when the file changes
@@ -24,7 +24,7 @@ from headrace.monitoring import RULES
 from headrace.net import PortTaken, bound_socket, free_port
 from headrace.runner.layout import RunLayout, write_json
 from headrace.runner.processes import Service, command
-from headrace.runner.services import PROMETHEUS, Endpoints, component, http_ok
+from headrace.runner.services import PROMETHEUS, Endpoints, http_ok, part
 
 BINARY = "HEADRACE_PROMETHEUS"
 SCRAPE_S = 2
@@ -115,7 +115,7 @@ def targets(ends: Endpoints) -> list[dict[str, Any]]:
     return [
         {
             "targets": [address],
-            "labels": {"namespace": "local", "release": ends.run, "pod": name, "component": component(name)},
+            "labels": {"namespace": "local", "release": ends.run, "pod": name, "job": part(name)},
         }
         for name, address in ends.metrics.items()
     ]

@@ -104,7 +104,7 @@ def rollouter_name(replica: int) -> str:
     return f"{ROLLOUTER}{replica}"
 
 
-def component(name: str) -> str:
+def part(name: str) -> str:
     """Which part a service is: `rollouter` for `rollouter-0`."""
     return "rollouter" if name.startswith(ROLLOUTER) else name
 
