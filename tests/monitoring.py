@@ -122,7 +122,7 @@ def filled_in(expression: str, rate_interval: str = "20s") -> str:
 class Asked:
     """A Prometheus over data that another one has written."""
 
-    def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, url: str, process: subprocess.Popen[bytes] | None = None) -> None:
         self.url = url
         self.process = process
 
@@ -140,7 +140,7 @@ class Asked:
         return any(value != "NaN" for series in found["result"] for _, value in series["values"])
 
     def answers(self) -> bool:
-        assert self.process.poll() is None, "prometheus has ended"
+        assert self.process is None or self.process.poll() is None, "prometheus has ended"
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/-/ready", timeout=1) as answer:
             return bool(answer.status == 200)
         return False

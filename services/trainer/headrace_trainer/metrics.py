@@ -107,6 +107,7 @@ class Clock(Collector):
         self._counted_s = 0.0
         """Of the wait of the present step, what is in both sums already."""
         self._since: float | None = None
+        self._shown = (0.0, 0.0)
 
     def begin_wait(self, now: float) -> None:
         """`now`: monotonic seconds."""
@@ -133,7 +134,11 @@ class Clock(Collector):
         """(waiting, all) seconds until now."""
         with self._lock:
             running = 0.0 if self._since is None else max(0.0, time.monotonic() - self._since)
-            return self._wait_s + running, self._step_s + running
+            # A scrape between an instant and the call that tells of it has seen a little more. A counter that
+            # steps back, however little, counts as one that began anew.
+            wait_s, step_s = self._wait_s + running, self._step_s + running
+            self._shown = (max(wait_s, self._shown[0]), max(step_s, self._shown[1]))
+            return self._shown
 
     def collect(self) -> Iterator[Metric]:
         wait_s, step_s = self.read()
