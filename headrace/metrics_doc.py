@@ -78,11 +78,7 @@ def render() -> str:
     for d in DEFINITIONS:
         names = d.names.replace("|", "\\|")
         lines.append(f"| `{names}` | {d.meaning} | {d.when or 'always'} |")
-    text = (
-        _HEAD
-        + "\n".join(lines)
-        + "\n\n## Prometheus\n\n| metric | type | meaning | service |\n|---|---|---|---|\n"
-    )
+    text = _HEAD + "\n".join(lines) + _PROMETHEUS
     for service, found in services().items():
         text += "".join(
             f"| `{name}` | {m.type} | {m.documentation} | {service} |\n" for name, m in sorted(found.items())

@@ -1,4 +1,7 @@
-"""Prometheus metrics of the rollouter; vLLM's own are in the same default registry."""
+"""Prometheus metrics of the rollouter; vLLM's own are in the same default registry.
+
+vLLM counts in this process, also where the engine's core and its workers are processes of their own.
+"""
 
 from __future__ import annotations
 
