@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from headrace.config import RunConfig
 from headrace.config_load import ConfigError
 from headrace.monitoring import RULES
 from headrace.runner import prometheus
 from headrace.runner.layout import RunLayout
+from headrace.runner.processes import State
 from headrace.runner.prometheus import BINARY, LocalPrometheus, configuration, find_binary
-from headrace.runner.services import Endpoints, service_names, stop_groups
+from headrace.runner.scaling import Scaling
+from headrace.runner.services import Endpoints, stop_groups
 from tests import monitoring
 from tests.unit.cli_desk import Desk, wait_until
 
@@ -84,13 +86,6 @@ def test_it_is_not_essential_and_stops_last(binary: Path, layout: RunLayout) -> 
     assert not service.essential
     assert "HEADRACE_TOKEN" not in service.env
     assert stop_groups(["prometheus", "trainer"])[-1] == ["prometheus"]
-    assert "prometheus" not in service_names(RunConfig.model_construct(**RUN))
-
-
-RUN = {
-    "rollout": type("R", (), {"replicas": 1}),
-    "redis": type("R", (), {"url": None}),
-}
 
 
 @monitoring.needs_promtool
@@ -126,7 +121,7 @@ def test_rules_that_are_missing_are_told(
 
 
 def test_a_run_goes_on_without_it(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends at once, each time: the run says so, keeps its rollouters, and completes."""
+    """It ends at once, each time: the run says so and goes on."""
     broken = tmp_path / "broken-prometheus"
     broken.write_text("#!/bin/sh\necho cannot read the data >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -140,9 +135,26 @@ def test_a_run_goes_on_without_it(desk: Desk, tmp_path: Path, monkeypatch: pytes
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "the run goes on without it" in output
-    assert "rollouters: " not in output  # nobody took it for a rollouter that cannot start
-    assert "rollouter-1 has left" not in output
     assert "run.yaml --prometheus" in output  # the command that continues the run
+
+
+def test_given_up_it_is_not_taken_for_a_rollouter(layout: RunLayout) -> None:
+    names = [f"rollouter-{replica}" for replica in ENDS.rollouter_ports]
+    left: list[str] = []
+    supervisor = SimpleNamespace(
+        children={name: SimpleNamespace(state=State.READY) for name in names},
+        given_up=["prometheus"],
+        retire=lambda name, grace_s: left.append(name),
+    )
+    config = SimpleNamespace(
+        rollout=SimpleNamespace(replicas=2), services=SimpleNamespace(stop_timeout_s=1.0)
+    )
+    scaling = Scaling(config, layout, ENDS, supervisor, print)  # type: ignore[arg-type]
+    scaling.tick()
+    assert not left
+    supervisor.given_up.append("rollouter-9")  # one that was added and cannot start
+    scaling.tick()
+    assert left == ["rollouter-2"]
 
 
 def test_a_wrong_port_is_refused_before_anything_starts(desk: Desk) -> None:
