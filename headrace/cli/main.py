@@ -24,8 +24,11 @@ COMMANDS = {
     "status": "how a run is doing",
     "scale": "more or fewer rollouters while a run is on",
     "audit": "check that every sample of a run is accounted for",
+    "samples": "prompts, responses and rewards that were trained",
+    "report": "a page that shows how runs went",
     "trace": "the timeline of a run, for Perfetto",
     "export": "a checkpoint as a Hugging Face model",
+    "completion": "completion of commands and runs for your shell",
 }
 """Every command with its line in the help; `-` in a name is `_` in its module's."""
 

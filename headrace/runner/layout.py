@@ -3,6 +3,7 @@
     config.yaml          resolved configuration, secrets masked; what the services read
     metrics.jsonl        one row per local update (trainer)
     trained.jsonl        which step trained which samples (trainer); what the audit compares the ledger with
+    samples/             what was trained, token by token, bounded (trainer)
     sync.jsonl           one row per committed sync round (trainer)
     eval.jsonl           one row per validated version and data source (queue)
     engine.json          the engine's name and version (rollouters)

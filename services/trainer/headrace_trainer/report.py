@@ -16,6 +16,7 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.sample_dump import SampleDump
 from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import metrics
@@ -42,6 +43,15 @@ class Report:
         self._ledger = ledger
         self._ranks = ranks
         self._log = RunLog(run_dir) if ranks.is_first else None
+        dump = config.dump
+        self._dump = SampleDump(
+            run_dir,
+            ranks.rank,
+            ranks.world_size,
+            samples_per_update=dump.samples_per_update if dump.enable else 0,
+            max_bytes=dump.max_bytes,
+            log_probs=dump.log_probs,
+        )
         self._trace = recorder(config, f"trainer-{ranks.rank}")
         self._started = time.monotonic()
         self._wall_before = 0.0
@@ -136,6 +146,13 @@ class Report:
             self._mark = time.monotonic()
             return
         with self.phase("report"):
+            self._dump.write(
+                [s for mini in batch.mini for s in mini],
+                step=p.step,
+                version=self._window,
+                lineage=p.lineage,
+                advantages=learned.advantages,
+            )
             total = learned.sums.over(self._ranks)
             mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
             facts = self._ranks.gather_all(
@@ -274,6 +291,7 @@ class Report:
 
     def close(self) -> None:
         self._trace.close()
+        self._dump.close()
         if self._log is not None:
             self._log.close()
 
