@@ -12,7 +12,9 @@ from headrace.sample_dump import DIRECTORY, SampleDump, pick, read
 from headrace.wire import Sample
 
 
-def dump(directory: Path, rank: int = 0, ranks: int = 1, per_update: int = 4, size: int = 1 << 20) -> SampleDump:
+def dump(
+    directory: Path, rank: int = 0, ranks: int = 1, per_update: int = 4, size: int = 1 << 20
+) -> SampleDump:
     return SampleDump(directory, rank, ranks, samples_per_update=per_update, max_bytes=size)
 
 
