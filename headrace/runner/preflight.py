@@ -18,7 +18,7 @@ from headrace import cores, demo, redis_url
 from headrace.config import RunConfig
 from headrace.data.rows import DataError, Row, load_rows
 from headrace.redis_connect import VOLATILE, connect
-from headrace.runner import reward_probe
+from headrace.runner import reward_probe, trackers
 from headrace.valkey_server import ValkeyError, server_binary
 
 _REWARD_IMPORT_S = 60.0
@@ -44,8 +44,9 @@ def examine(config: RunConfig) -> Findings:
         *_redis(config),
         *_ports(config),
         *_cores(config),
+        *trackers.problems(config),
     ]
-    return Findings(problems, list(_overlap(rows)))
+    return Findings(problems, [*_overlap(rows), *trackers.warnings(config)])
 
 
 def _cores(config: RunConfig) -> Iterator[str]:

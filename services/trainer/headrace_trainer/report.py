@@ -25,6 +25,7 @@ from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog, spread, staleness_metrics
+from headrace_trainer.trackers import Tracking
 from headrace_trainer.update import UpdateSums
 
 WAITS = ("gen_wait", "wait_prev_gen")
@@ -43,6 +44,8 @@ class Report:
         self._ledger = ledger
         self._ranks = ranks
         self._log = RunLog(run_dir) if ranks.is_first else None
+        self._run_dir = run_dir
+        self._tracking: Tracking | None = None
         dump = config.dump
         self._dump = SampleDump(
             run_dir,
@@ -138,6 +141,11 @@ class Report:
         """Count on from a checkpoint's wall clock."""
         self._wall_before = wall_s
 
+    def began(self, step: int) -> None:
+        """Recovered: the next update is the one after `step`."""
+        if self._log is not None:
+            self._tracking = Tracking(self._config, self._run_dir, step)
+
     def end_update(self, batch: Batch, p: Progress, learned: Learned, lr: float) -> None:
         """Collective: every rank's sums and facts, one row on rank 0."""
         self._skipped += learned.sums.skipped
@@ -196,6 +204,8 @@ class Report:
         step_s = now - self._row_began
         row = self._row(batch, p, learned, total, facts, stats, step_s, lr)
         self._log.update(row)
+        if self._tracking is not None:
+            self._tracking.check()
         metrics.observe(row, self._phases, samples, self._config.rollout.n, spans)
         self._phases = {}
         self._sync = {}
@@ -294,6 +304,8 @@ class Report:
         self._dump.close()
         if self._log is not None:
             self._log.close()
+        if self._tracking is not None:
+            self._tracking.close()
 
 
 def _latency(batch: Batch) -> float:
