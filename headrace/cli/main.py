@@ -4,7 +4,8 @@ Exit codes: 0 done; 1 the run failed or the ledger does not balance; 2 the comma
 its surroundings are at fault; 130 stopped by Ctrl-C or SIGTERM.
 
 Each command is a module with `DESCRIPTION`, `arguments(parser)` and `main(args)`, which returns the exit
-code. Only the module of the command that is asked for is imported.
+code; `EXIT_CODES` and `JSON` are for docs/cli.md (`headrace.cli_doc`). Only the module of the command that
+is asked for is imported.
 """
 
 from __future__ import annotations

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from headrace import config_load, redis_url
-from headrace.cli import options
+from headrace.cli import modes, options
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
 from headrace.modes import describe, warnings
@@ -21,10 +23,28 @@ from headrace.runner.progress import make_display
 from headrace.runner.services import plan
 from headrace.runner.session import Session, Signals
 
+EXIT_USAGE = 2
+
 DESCRIPTION = (
     "Run every service on this machine until training is complete. Ctrl-C stops in order, so that "
     "the same command continues; a second Ctrl-C kills at once."
 )
+
+EXIT_CODES = {
+    0: "complete; or, with `--dry-run`, nothing is wrong",
+    1: "failed: a service was beyond its restarts, or the ledger does not balance",
+    2: "the command line, the configuration, data, model or ports cannot be used",
+    130: "stopped by Ctrl-C or SIGTERM; the same command goes on",
+}
+JSON = {
+    "name": "of the run",
+    "directory": "where it would lie",
+    **modes.JSON,
+    "updates": "local updates until the data ends",
+    "syncs": "policy versions until then",
+    "redis": "URL without its password; null: the bundled server",
+    "processes": "that would be started, in order",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,19 +52,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, print what would run, start nothing"
     )
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    return run(args.config, args.overrides, dry_run=args.dry_run)
+    if args.json and not args.dry_run:
+        print(
+            "headrace: --json goes with --dry-run; `headrace status RUN --json` tells of a run",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    return run(args.config, args.overrides, dry_run=args.dry_run, as_json=args.json)
 
 
-def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
+def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool, as_json: bool = False) -> int:
     """The command; returns the exit code. Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
     config = assets.absolute(config_load.load(config_path, overrides))
     layout = RunLayout(Path(config.runs_dir) / config.name)
     if dry_run:
         _check(config)
-        _print_plan(config)
+        if as_json:
+            print(json.dumps(plan_facts(config), indent=2))
+        else:
+            _print_plan(config)
         return 0
     lock = layout.lock() if layout.root.exists() else None
     try:
@@ -105,6 +135,20 @@ def _already_complete(layout: RunLayout) -> bool:
     print("\n".join(summaries.lines(summary, layout)))
     print("the run is complete; to train anew, add trainer.resume=never (keeps this one aside) or name=...")
     return True
+
+
+def plan_facts(config: RunConfig) -> dict[str, Any]:
+    """What `--dry-run --json` prints."""
+    made = plan(config)
+    return {
+        "name": config.name,
+        "directory": str(Path(config.runs_dir) / config.name),
+        **modes.facts(config),
+        "updates": made.updates,
+        "syncs": made.syncs,
+        "redis": redis_url.masked(config.redis.url) if config.redis.url else None,
+        "processes": made.processes,
+    }
 
 
 def _print_plan(config: RunConfig) -> None:

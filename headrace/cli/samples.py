@@ -25,6 +25,32 @@ DESCRIPTION = (
     "policy version. The run keeps a bounded record of them (dump.* in the configuration)."
 )
 
+EXIT_CODES = {2: "there is no such run, or it has recorded no such sample"}
+JSON = {
+    "step": "local update that trained it",
+    "version": "of the window that trained it",
+    "version_gap": "that version − the oldest one in the response",
+    "lineage": "number of the trainer's start",
+    "sample_id": "of the group",
+    "number": "of the trajectory within the group",
+    "data_source": "as in the data",
+    "ground_truth": "as in the data",
+    "owner": "rollouter that finished it",
+    "attempt": "how often the sample had been taken",
+    "generate_s": "seconds from take to finish",
+    "prompt": "text",
+    "response": "text, special tokens included",
+    "prompt_ids": "token ids",
+    "response_ids": "token ids",
+    "segments": "[policy version, start, end] of each run of tokens",
+    "reward": "a number",
+    "reward_parts": "its parts by name",
+    "advantage": "mean over the trained tokens",
+    "finish": "`stop`, or `length` when it was cut",
+    "loss_mask": "0 for tokens that were not trained; null: all were",
+    "log_probs": "behaviour log-probs, with `dump.log_probs`",
+}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)
