@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 DESCRIPTION = (
-    'Print completion for a shell. bash: put `eval "$(headrace completion bash)"` into ~/.bashrc. zsh: write '
-    "it to a file `_headrace` in a directory of $fpath. fish: write it to "
+    'Print completion for a shell. bash: put `eval "$(headrace completion bash)"` into ~/.bashrc. zsh: '
+    "write it to a file `_headrace` in a directory of $fpath. fish: write it to "
     "~/.config/fish/completions/headrace.fish."
 )
 SHELLS = ("bash", "zsh", "fish")
@@ -70,7 +70,7 @@ def script(shell: str) -> str:
     _mark(
         top, {"run": _RUNS, "runs": _RUNS, "config": shtab.FILE, "overrides": shtab.FILE, "out": shtab.FILE}
     )
-    return str(shtab.complete(top, shell, preamble=_PREAMBLE))
+    return str(shtab.complete(top, shell, preamble=_PREAMBLE[shell]))
 
 
 def _mark(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:

@@ -51,8 +51,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         const=2.0,
         metavar="SECONDS",
-        help="show it again every so many seconds (default: 2) until the run ends; the exit code is then that "
-        "of the run: 0 completed, 130 stopped, 1 failed or killed",
+        help="show it again every so many seconds (default: 2) until the run ends; the exit code is then "
+        "that of the run: 0 completed, 130 stopped, 1 failed or killed",
     )
 
 
