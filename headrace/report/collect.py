@@ -17,7 +17,8 @@ from headrace.token_text import Decode
 
 Row = Mapping[str, Any]
 SAMPLES_SHOWN = 2
-"""Of each kind."""
+"""Of each kind, from different groups."""
+_LOOKED_THROUGH = 64
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ def _collect(layout: RunLayout, label: str, decode: Decode | None) -> RunData:
 def _read_samples(run: RunData, layout: RunLayout) -> None:
     found = list(read(layout.root, read_rows(layout.trained)))
     for order in ("best", "worst", "longest", "last"):
-        if chosen := pick(found, order, SAMPLES_SHOWN):
-            run.samples[order] = chosen
+        distinct = {kept.sample_id: kept for kept in pick(found, order, _LOOKED_THROUGH)}
+        run.samples[order] = list(distinct.values())[:SAMPLES_SHOWN]
     for outcome, entry in (run.summary.get("lengths") or {}).items():
         run.lengths[outcome] = (int(entry["samples"]), float(entry["mean"]), int(entry["largest"]))
     groups: dict[tuple[str, int], int] = {}

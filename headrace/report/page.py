@@ -56,12 +56,19 @@ def _header(runs: Sequence[RunData], now: float | None) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
     on = [run.label for run in runs if run.state == "running"]
     live = f" Still on, and shown as far as they had come: {', '.join(on)}." if on else ""
-    names = ", ".join(run.label for run in runs)
-    heading = f"Run {names}" if len(runs) == 1 else f"{len(runs)} runs: {names}"
+    heading = f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs side by side"
     return (
         f'<header><h1>{escape(heading)}</h1><p class="lead">Made on {when}.{escape(live)}</p></header>'
-        f"<h2>Overview</h2>{tables.overview(runs)}"
+        f"<h2>Overview</h2>{tables.overview(runs)}{_settings(runs)}"
     )
+
+
+def _settings(runs: Sequence[RunData]) -> str:
+    if len(runs) == 1:
+        what, opened = "Settings that are not at their default", ""
+    else:
+        what, opened = "Settings that differ", " open"
+    return f"<details{opened}><summary>{what}</summary>{tables.settings(runs)}</details>"
 
 
 def _bar(runs: Sequence[RunData]) -> str:
@@ -77,7 +84,6 @@ def _bar(runs: Sequence[RunData]) -> str:
 
 
 def _sections(runs: Sequence[RunData]) -> str:
-    what = "Settings that are not at their default" if len(runs) == 1 else "Settings that differ"
     several = len(runs) > 1
     stacks = "".join(
         chart.phases(run, f"Phases of a step: {run.label}" if several else "Phases of a step") for run in runs
@@ -102,7 +108,6 @@ def _sections(runs: Sequence[RunData]) -> str:
         _charts("Sync", runs, catalogue.SYNC),
         _charts("Policy", runs, catalogue.POLICY),
         _samples(runs),
-        f"<h2>{what}</h2>{tables.settings(runs)}",
     ]
     if not any(run.updates for run in runs):
         out.insert(0, "<p>No update has been trained yet, so there is nothing to draw.</p>")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from headrace.config import RunConfig
 from headrace.report.chart import COLOURS
-from headrace.report.collect import RunData, number
+from headrace.report.collect import RunData, flat, number
 from headrace.report.scale import written
 from headrace.runner.summary import balance_line, duration, idle_ratios, percent, version_gaps
 
@@ -167,7 +167,7 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[Any]]]:
 
 def unlike_default(run: RunData) -> list[tuple[str, Any]]:
     """Keys of one run that are required or not at their default."""
-    defaults = dict(_defaults(RunConfig))
+    defaults = _defaults(RunConfig)
     return [
         (key, value)
         for key, value in run.config.items()
@@ -175,13 +175,18 @@ def unlike_default(run: RunData) -> list[tuple[str, Any]]:
     ]
 
 
-def _defaults(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """By dotted key, as a configuration file has them; required keys have none."""
+    out: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         inner = info.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from _defaults(inner, f"{prefix}{name}.")
+        if isinstance(info.default, BaseModel):
+            out |= flat(info.default.model_dump(mode="json"), f"{name}.")
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            out |= {f"{name}.{key}": value for key, value in _defaults(inner).items()}
         elif info.default is not PydanticUndefined:
-            yield f"{prefix}{name}", info.default
+            out[name] = json.loads(json.dumps(info.default, default=str))
+    return out
 
 
 def settings(runs: Sequence[RunData]) -> str:
