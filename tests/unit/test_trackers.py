@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from headrace.config import RunConfig
-from headrace.config_load import write
 from headrace.runner import preflight, trackers
 from headrace_trainer import trackers as feeding
 from headrace_trainer.trackers import Tracking, follow
@@ -21,12 +20,10 @@ from tests.unit.test_rollouter_parts import config as run_config
 from tests.waiting import until
 
 
-def configured(directory: Path, *loggers: str) -> RunConfig:
+def configured(*loggers: str) -> RunConfig:
     plain = run_config().model_dump()
     plain["trainer"]["logger"] = list(loggers)
-    config = RunConfig.model_validate(plain)
-    write(config, directory / "config.yaml")
-    return config
+    return RunConfig.model_validate(plain)
 
 
 def add_rows(directory: Path, *steps: int, lineage: int = 1) -> None:
@@ -61,7 +58,7 @@ def tensorboard_points(directory: Path, key: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_has_one_point_a_step_over_a_resume(tmp_path: Path) -> None:
-    config = configured(tmp_path, "console", "tensorboard")
+    config = configured("console", "tensorboard")
     add_score(tmp_path, 0, 0.25)
     one_start(config, tmp_path, 0, 1, 2, 3, 4)
     one_start(config, tmp_path, 2, 3, 4, 5, lineage=2)  # 3 and 4 were taken back
@@ -73,7 +70,7 @@ def test_tensorboard_has_one_point_a_step_over_a_resume(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_leaves_nothing_out(tmp_path: Path) -> None:
-    config = configured(tmp_path, "tensorboard")
+    config = configured("tensorboard")
     one_start(config, tmp_path, 0, 1, 2)
     add_rows(tmp_path, 3, 4)  # written by a trainer whose trackers were killed with it
     one_start(config, tmp_path, 4, 5)
@@ -82,7 +79,7 @@ def test_a_killed_process_leaves_nothing_out(tmp_path: Path) -> None:
 
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the trainer starts it: a process; its rows are read back from the offline run's own file."""
-    config = configured(tmp_path, "wandb")
+    config = configured("wandb")
     for name, value in {"WANDB_MODE": "offline", "HEADRACE_TOKEN": "s3cret-token"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -163,7 +160,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(feeding.SINKS, "wandb", Broken)
-    config = configured(tmp_path, "wandb", "tensorboard")
+    config = configured("wandb", "tensorboard")
     done = threading.Event()
     ended = threading.Thread(target=follow, args=(config, tmp_path, 0, 0, done))
     monkeypatch.setattr(feeding, "_POLL_S", 0.01)
@@ -185,7 +182,7 @@ def test_the_trainer_does_not_wait_for_one_that_hangs(
     (tmp_path / "headrace_trainer" / "trackers.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(feeding, "FINISH_S", -4.5)
-    tracking = Tracking(configured(tmp_path, "tensorboard"), tmp_path, 0)
+    tracking = Tracking(configured("tensorboard"), tmp_path, 0)
     tracking.check()
     began = time.monotonic()
     tracking.close()
@@ -196,9 +193,10 @@ def test_the_trainer_does_not_wait_for_one_that_hangs(
 def test_one_that_dies_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configured(tmp_path, "tensorboard")
-    (tmp_path / "config.yaml").write_text("name: [")
-    tracking = Tracking(config, tmp_path, 0)
+    (tmp_path / "headrace_trainer").mkdir()
+    (tmp_path / "headrace_trainer" / "trackers.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    tracking = Tracking(configured("tensorboard"), tmp_path, 0)
     until(lambda: tracking.check() or "training goes on" in caplog.text, "its end", 60.0)
     tracking.check()
     tracking.close()
@@ -206,7 +204,7 @@ def test_one_that_dies_is_said_once(
 
 
 def test_what_is_missing_is_said_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured(tmp_path, "wandb", "tensorboard")
+    config = configured("wandb", "tensorboard")
     assert list(trackers.problems(config)) == []
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     found = preflight.examine(config).problems

@@ -1,7 +1,8 @@
 """TensorBoard and Weights & Biases, fed from the run's own files by a process of its own.
 
-The trainer's rank 0 starts it (`Tracking`) and tells it to finish by closing its standard input; whatever it
-does, hangs or dies of, the trainer goes on. It follows `metrics.jsonl` and `eval.jsonl`. The guarantees:
+The trainer's rank 0 starts it (`Tracking`), hands it the configuration on its standard input, and tells it to
+finish by closing that; whatever it does, hangs or dies of, the trainer goes on. It follows `metrics.jsonl` and
+`eval.jsonl`. The guarantees:
 
 - A step has one point. TensorBoard's points of steps that a resume took back are purged; in Weights & Biases,
   which cannot take back, a step keeps its first point.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import math
 import os
@@ -31,7 +33,6 @@ from typing import Any, Protocol
 
 from headrace import logs
 from headrace.config import RunConfig
-from headrace.config_load import load
 from headrace.runner.layout import read_json, read_rows, write_json
 from headrace.runner.progress import MetricsTail
 from headrace.runner.summary import eval_rows
@@ -65,6 +66,10 @@ class Tracking:
         env = {key: value for key, value in os.environ.items() if key not in _SECRETS}
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+            assert self._process.stdin is not None
+            # Less than a pipe holds: this does not wait for the process. Passwords are masked.
+            self._process.stdin.write(json.dumps(config.to_plain()).encode() + b"\n")
+            self._process.stdin.flush()
         except OSError as error:
             log.error("no trackers", extra={"reason": str(error)})
 
@@ -275,6 +280,7 @@ def main() -> None:
     logs.setup("trackers")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the end of standard input is the sign
+    config = RunConfig.model_validate_json(sys.stdin.buffer.readline())
     done = threading.Event()
 
     def until_closed() -> None:
@@ -285,7 +291,7 @@ def main() -> None:
         os._exit(1)
 
     threading.Thread(target=until_closed, daemon=True).start()
-    ok = follow(load(args.run_dir / "config.yaml"), args.run_dir, args.from_step, args.offset, done)
+    ok = follow(config, args.run_dir, args.from_step, args.offset, done)
     sys.stderr.flush()
     os._exit(0 if ok else 1)  # a tracker's own threads and exit hooks must not keep it
 
