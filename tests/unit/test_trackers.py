@@ -15,6 +15,8 @@ import pytest
 from headrace.config import RunConfig
 from headrace.runner import preflight, trackers
 from headrace_trainer import trackers as feeding
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.report import Report
 from headrace_trainer.trackers import Tracking, follow
 from tests.unit.test_rollouter_parts import config as run_config
 from tests.waiting import until
@@ -67,6 +69,16 @@ def test_tensorboard_has_one_point_a_step_over_a_resume(tmp_path: Path) -> None:
     add_score(tmp_path, 2, 0.5)
     one_start(config, tmp_path, 5)
     assert tensorboard_points(tmp_path, "val/s/reward")[-1] == (5, 0.5)
+
+
+def test_the_report_feeds_it(tmp_path: Path, ranks: Ranks) -> None:
+    """Through the trainer's own door: rows after the step that it recovered."""
+    report = Report(configured("tensorboard"), None, ranks, tmp_path)  # type: ignore[arg-type]
+    report.began(0)
+    assert report._log is not None
+    report._log.update({"step": 1, "reward/mean": 0.5})
+    report.close()
+    assert tensorboard_points(tmp_path, "reward/mean") == [(1, 0.5)]
 
 
 def test_a_killed_process_leaves_nothing_out(tmp_path: Path) -> None:
@@ -140,6 +152,15 @@ def got(directory: Path) -> int:
     return int(json.loads(state.read_text())["step"]) if state.exists() else -1
 
 
+def stand_in(directory: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Another program in place of the process."""
+    package = directory / "headrace_trainer"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "trackers.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")]))
+
+
 class Broken:
     """A tracker that fails, or never finishes."""
 
@@ -178,9 +199,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(
 def test_the_trainer_does_not_wait_for_one_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "headrace_trainer").mkdir()
-    (tmp_path / "headrace_trainer" / "trackers.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    stand_in(tmp_path, monkeypatch, "import time\ntime.sleep(600)\n")
     monkeypatch.setattr(feeding, "FINISH_S", -4.5)
     tracking = Tracking(configured("tensorboard"), tmp_path, 0)
     tracking.check()
@@ -193,9 +212,7 @@ def test_the_trainer_does_not_wait_for_one_that_hangs(
 def test_one_that_dies_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "headrace_trainer").mkdir()
-    (tmp_path / "headrace_trainer" / "trackers.py").write_text("raise SystemExit(3)\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    stand_in(tmp_path, monkeypatch, "raise SystemExit(3)\n")
     tracking = Tracking(configured("tensorboard"), tmp_path, 0)
     until(lambda: tracking.check() or "training goes on" in caplog.text, "its end", 60.0)
     tracking.check()

@@ -1,8 +1,8 @@
 """TensorBoard and Weights & Biases, fed from the run's own files by a process of its own.
 
-The trainer's rank 0 starts it (`Tracking`), hands it the configuration on its standard input, and tells it to
-finish by closing that; whatever it does, hangs or dies of, the trainer goes on. It follows `metrics.jsonl` and
-`eval.jsonl`. The guarantees:
+The trainer's rank 0 starts it (`Tracking`), hands it the configuration on its standard input, and tells it
+to finish by closing that; whatever it does, hangs or dies of, the trainer goes on. It follows `metrics.jsonl`
+and `eval.jsonl`. The guarantees:
 
 - A step has one point. TensorBoard's points of steps that a resume took back are purged; in Weights & Biases,
   which cannot take back, a step keeps its first point.
