@@ -1,12 +1,13 @@
 """A bounded record of what was trained: prompts, responses, rewards, versions. `headrace samples` reads it.
 
 Every trainer rank appends to its own files `samples/RANK-NUMBER.jsonl` in the run's directory, a line per
-sample, at most `dump.samples_per_update` lines an update over all ranks. The guarantees:
+sample, at most `dump.samples_per_update` lines an update over all ranks, drawn at random. The guarantees:
 
 - The files never hold more than `dump.max_bytes` together, but for the line that is being written. When a
   file has its share a new one is begun, and the oldest but the very first is deleted: how the run began
   stays, and what it does now.
-- Writing never disturbs the run. A disk that is full ends the record with one error in the log.
+- Writing never disturbs the run. A disk that is full ends the record with one error in the log, and an update
+  writes no more than 1/512 of `dump.max_bytes` or one sample: tens of milliseconds at the default.
 - A killed rank loses at most its last line; a start begins a new file, so no line is torn by a later one.
 - Steps that a later start took back are left out when the record is read.
 """
@@ -17,7 +18,7 @@ import heapq
 import json
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ log = logging.getLogger("headrace.sample_dump")
 DIRECTORY = "samples"
 _FILES = 16
 """Files of one rank within its share of `dump.max_bytes`."""
+_UPDATES = 512
+"""Updates whose samples fit at least, but for one sample each: with long responses fewer samples are kept."""
 
 
 class SampleDump:
@@ -63,17 +66,16 @@ class SampleDump:
         lineage: int,
         advantages: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Samples of one local update, drawn at random where there are more than are kept.
+        """Samples of one local update; which ones is drawn at random.
 
         `version`: of the window that trained them. `advantages`: of each sample's trajectories, by its id.
         """
         if self._failed or not self._per_update or not samples:
             return
-        if len(samples) > self._per_update:
-            drawn = random.Random(step).sample(range(len(samples)), self._per_update)
-            samples = [samples[i] for i in sorted(drawn)]
+        drawn = random.Random(step).sample(samples, min(len(samples), self._per_update))
+        left = self._budget // _UPDATES
         try:
-            for sample in samples:
+            for sample in drawn:
                 known = (advantages or {}).get(sample.prompt.sample_id)
                 line = {
                     "step": step,
@@ -81,7 +83,11 @@ class SampleDump:
                     "lineage": lineage,
                     **sample_row(sample, known, self._log_probs),
                 }
-                self._append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+                encoded = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+                self._append(encoded)
+                left -= len(encoded)
+                if left <= 0:
+                    return
         except OSError as error:
             self._failed = True
             log.error("no more samples are recorded", extra={"reason": str(error)})
@@ -244,17 +250,41 @@ def _kept(row: Mapping[str, Any], number: int, t: Mapping[str, Any]) -> Kept:
     )
 
 
+ORDERS: dict[str, Callable[[Kept], tuple[Any, ...]]] = {
+    "best": lambda k: (k.reward, k.step),
+    "worst": lambda k: (-k.reward, k.step),
+    "longest": lambda k: (len(k.response_ids), k.step),
+    "last": lambda k: (k.step, k.sample_id, k.number),
+}
+"""What may be asked for: the largest of a key come first. Ties go to the later one."""
+
+
 def pick(found: Iterable[Kept], order: str, count: int) -> list[Kept]:
     """`count` trajectories: `worst` or `best` by reward, `longest` by tokens, or the `last` that were trained
-    (in order of training). Ties go to the later one."""
-    keys = {
-        "worst": lambda k: (-k.reward, k.step),
-        "best": lambda k: (k.reward, k.step),
-        "longest": lambda k: (len(k.response_ids), k.step),
-        "last": lambda k: (k.step, k.sample_id, k.number),
-    }
-    chosen = heapq.nlargest(count, found, key=keys[order])
+    (in order of training)."""
+    chosen = heapq.nlargest(count, found, key=ORDERS[order])
     return chosen[::-1] if order == "last" else chosen
+
+
+class Picks:
+    """`count` trajectories of every order in one pass, since the record may not fit into memory."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._heaps: dict[str, list[tuple[tuple[Any, ...], int, Kept]]] = {order: [] for order in ORDERS}
+        self._seen = 0
+
+    def add(self, kept: Kept) -> None:
+        self._seen += 1
+        for order, heap in self._heaps.items():
+            entry = (ORDERS[order](kept), self._seen, kept)  # the number keeps Kept from being compared
+            if len(heap) < self._count:
+                heapq.heappush(heap, entry)
+            elif entry[:2] > heap[0][:2]:
+                heapq.heapreplace(heap, entry)
+
+    def of(self, order: str) -> list[Kept]:
+        return [kept for _, _, kept in sorted(self._heaps[order], reverse=True, key=lambda e: e[:2])]
 
 
 def _files(directory: Path) -> list[Path]:

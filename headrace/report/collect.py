@@ -12,7 +12,7 @@ import yaml
 
 from headrace.runner.layout import RunLayout, read_rows
 from headrace.runner.summary import eval_rows
-from headrace.sample_dump import Kept, pick, read
+from headrace.sample_dump import ORDERS, Kept, Picks, read
 from headrace.token_text import Decode
 
 Row = Mapping[str, Any]
@@ -156,22 +156,26 @@ def _collect(layout: RunLayout, label: str, decode: Decode | None) -> RunData:
 
 
 def _read_samples(run: RunData, layout: RunLayout) -> None:
-    found = list(read(layout.root, read_rows(layout.trained)))
-    for order in ("best", "worst", "longest", "last"):
-        distinct = {kept.sample_id: kept for kept in pick(found, order, _LOOKED_THROUGH)}
+    picks = Picks(_LOOKED_THROUGH)
+    sizes: dict[tuple[str, int], int] = {}  # (sample, step) -> tokens of the group
+    retried: set[tuple[str, int]] = set()
+    for kept in read(layout.root, read_rows(layout.trained)):
+        picks.add(kept)
+        key = (kept.sample_id, kept.step)
+        sizes[key] = sizes.get(key, 0) + len(kept.prompt_ids) + len(kept.response_ids)
+        if kept.attempt > 1:
+            retried.add(key)
+    for order in ORDERS:
+        distinct: dict[str, Kept] = {}
+        for kept in picks.of(order):
+            distinct.setdefault(kept.sample_id, kept)
         run.samples[order] = list(distinct.values())[:SAMPLES_SHOWN]
     for outcome, entry in (run.summary.get("lengths") or {}).items():
         run.lengths[outcome] = (int(entry["samples"]), float(entry["mean"]), int(entry["largest"]))
-    groups: dict[tuple[str, int], int] = {}
-    attempts: dict[tuple[str, int], int] = {}
-    for kept in found:
-        key = (kept.sample_id, kept.step)
-        groups[key] = groups.get(key, 0) + len(kept.prompt_ids) + len(kept.response_ids)
-        attempts[key] = kept.attempt
-    for outcome, wanted in (("trained at the first attempt", True), ("trained after a requeue", False)):
-        sizes = [size for key, size in groups.items() if (attempts[key] <= 1) is wanted]
-        if sizes:
-            run.lengths[f"{outcome}, recorded"] = (len(sizes), sum(sizes) / len(sizes), max(sizes))
+    for outcome, again in (("trained at the first attempt", False), ("trained after a requeue", True)):
+        found = [size for key, size in sizes.items() if (key in retried) is again]
+        if found:
+            run.lengths[f"{outcome}, recorded"] = (len(found), sum(found) / len(found), max(found))
 
 
 def path_of(rows: Sequence[Row]) -> list[Row]:

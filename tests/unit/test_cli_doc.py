@@ -101,7 +101,7 @@ def test_samples_as_text_and_json(
 def samples_of_a_run(tmp_path: Path, samples: list[Sample]) -> Path:
     root = tmp_path / "run"
     (root / "private").mkdir(parents=True)
-    SampleDump(root, samples_per_update=4, max_bytes=1 << 20).write(samples, step=9, version=4, lineage=1)
+    SampleDump(root, samples_per_update=4, max_bytes=1 << 24).write(samples, step=9, version=4, lineage=1)
     return root
 
 
