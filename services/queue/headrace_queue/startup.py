@@ -21,7 +21,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from headrace import demo, redis_url
+from headrace import demo, redis_url, tls
 from headrace.config import RunConfig
 from headrace.data.rows import Row, Tokenizer, load_rows, tokenize_rows
 from headrace.ledger import ops
@@ -55,6 +55,7 @@ async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
             url,
             socket_connect_timeout=timeout_s,
             socket_timeout=timeout_s,
+            **tls.redis_options(url),
             retry=Retry(NoBackoff(), 0),  # retries are the ledger client's, which knows what may be repeated
         )
     except ValueError as error:
