@@ -52,6 +52,8 @@ def test_json_of_a_run_that_is_on_and_then_ended(desk: Desk) -> None:
     found = json.loads(desk.headrace("audit", "x", "--json")[1])
     assert list(found) == list(audit.JSON)
     assert found["counts"]["ready"] == found["issued_total"] == 4
+    assert desk.headrace("report", "x", "--out", "live.html")[0] == 0
+    assert "Still on, and shown as far as they had come: x." in (desk.directory / "live.html").read_text()
     process.terminate()
     process.communicate(timeout=60)
     output, _ = watched.communicate(timeout=60)
