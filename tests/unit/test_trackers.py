@@ -200,7 +200,7 @@ def test_the_trainer_does_not_wait_for_one_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand_in(tmp_path, monkeypatch, "import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(feeding, "FINISH_S", -4.5)
+    monkeypatch.setattr(feeding, "FINISH_S", -1.5)
     tracking = Tracking(configured("tensorboard"), tmp_path, 0)
     tracking.check()
     began = time.monotonic()

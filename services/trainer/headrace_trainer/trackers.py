@@ -39,7 +39,8 @@ from headrace.runner.summary import eval_rows
 log = logging.getLogger("headrace.trainer.trackers")
 
 FINISH_S = 30.0
-"""Longest that the trackers may take to finish once the trainer is done."""
+"""Longest that the trackers may take to finish once the trainer is done, within a third of
+`services.stop_timeout_s`."""
 _POLL_S = 1.0
 _STATE = ".headrace.json"
 _SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_TOKEN")
@@ -54,13 +55,14 @@ class Tracking:
     def __init__(self, config: RunConfig, run_dir: Path, from_step: int) -> None:
         """`from_step`: the trainer goes on after this step."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._finish_s = min(FINISH_S, config.services.stop_timeout_s / 3)
         if not wanted(config):
             return
         metrics = run_dir / "metrics.jsonl"
         there = metrics.stat().st_size if metrics.exists() else 0
         command = [
             sys.executable, "-m", "headrace_trainer.trackers", "--run-dir", str(run_dir),
-            "--from-step", str(from_step), "--offset", str(there),
+            "--from-step", str(from_step), "--offset", str(there), "--finish-s", str(self._finish_s),
         ]  # fmt: skip
         env = {key: value for key, value in os.environ.items() if key not in _SECRETS}
         try:
@@ -86,11 +88,13 @@ class Tracking:
         with contextlib.suppress(OSError):
             process.stdin.close()
         try:
-            process.wait(FINISH_S + 5.0)
+            process.wait(self._finish_s + 2.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            log.error("the trackers did not finish in time and were killed", extra={"seconds": FINISH_S})
+            log.error(
+                "the trackers did not finish in time and were killed", extra={"seconds": self._finish_s}
+            )
 
 
 def wanted(config: RunConfig) -> list[str]:
@@ -277,6 +281,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--from-step", type=int, required=True)
     parser.add_argument("--offset", type=int, required=True, help="bytes of earlier starts' rows")
+    parser.add_argument("--finish-s", type=float, default=FINISH_S, help="seconds to finish in at the end")
     args = parser.parse_args()
     logs.setup("trackers")
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -287,8 +292,8 @@ def main() -> None:
     def until_closed() -> None:
         sys.stdin.buffer.read()
         done.set()
-        time.sleep(FINISH_S)
-        log.error("the trackers did not finish in time", extra={"seconds": FINISH_S})
+        time.sleep(args.finish_s)
+        log.error("the trackers did not finish in time", extra={"seconds": args.finish_s})
         os._exit(1)
 
     threading.Thread(target=until_closed, daemon=True).start()
