@@ -21,13 +21,13 @@ from tests.integration.run_process import (
     wait_for,
 )
 
-LOGGER = "trainer.logger=[console,tensorboard]"
+READING = ("trainer.logger=[console,tensorboard]", "dump.samples_per_update=32")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
-    run = make_run(tmp_path_factory.mktemp("runs"), "finished", "trainer.peak_flops=1e11", LOGGER)
+    run = make_run(tmp_path_factory.mktemp("runs"), "finished", "trainer.peak_flops=1e11", *READING)
     process = run.start()
     wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
     (run.directory / "scraped.json").write_text(json.dumps(scrape(run)))
