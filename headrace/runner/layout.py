@@ -3,6 +3,8 @@
     config.yaml          resolved configuration, secrets masked; what the services read
     metrics.jsonl        one row per local update (trainer)
     trained.jsonl        which step trained which samples (trainer); what the audit compares the ledger with
+    samples/             what was trained, token by token, bounded (trainer)
+    tensorboard/, wandb/ the same rows for those who ask for them (trainer.logger)
     sync.jsonl           one row per committed sync round (trainer)
     eval.jsonl           one row per validated version and data source (queue)
     engine.json          the engine's name and version (rollouters)
@@ -266,14 +268,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects in a JSON-lines file; a last line that was cut short is left out."""
+def read_rows(path: Path, limit: int = -1) -> list[dict[str, Any]]:
+    """The objects in a JSON-lines file; a last line that was cut short is left out. `limit`: bytes."""
     rows = []
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        with path.open("rb") as file:
+            text = file.read(limit).decode("utf-8", errors="replace")
     except OSError:
         return []
-    for line in lines:
+    for line in text.split("\n"):
         try:
             row = json.loads(line)
         except ValueError:

@@ -20,7 +20,7 @@ from headrace.data.dataset import read_held_out, read_train
 from headrace.data.rows import DataError, Row
 from headrace.data.tokenizer import template_problem
 from headrace.redis_connect import VOLATILE, connect
-from headrace.runner import reward_probe
+from headrace.runner import reward_probe, trackers
 from headrace.runner.data_progress import print_progress
 from headrace.valkey_server import ValkeyError, server_binary
 
@@ -48,8 +48,9 @@ def examine(config: RunConfig) -> Findings:
         *_redis(config),
         *_ports(config),
         *_cores(config),
+        *trackers.problems(config),
     ]
-    return Findings(problems, [*warnings, *_overlap(rows)])
+    return Findings(problems, [*warnings, *_overlap(rows), *trackers.warnings(config)])
 
 
 def _cores(config: RunConfig) -> Iterator[str]:

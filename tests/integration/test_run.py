@@ -24,6 +24,7 @@ from tests.integration.run_process import (
     wait_for,
 )
 
+READING = ("trainer.logger=[console,tensorboard]", "dump.samples_per_update=32")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -34,6 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
         "finished",
         "trainer.peak_flops=1e11",
         "redis.max_memory_bytes=268435456",
+        *READING,
     )
     process = run.start(*(["--prometheus"] if shutil.which("prometheus") else []))
     wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
@@ -188,6 +190,28 @@ def test_audit_and_status_of_a_finished_run(finished: tuple[Run, str]) -> None:
     status = run.command("status", str(run.directory))
     assert status.returncode == 0
     assert "completed" in status.stdout
+
+
+def test_samples_trackers_and_the_page_have_every_update(finished: tuple[Run, str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run, _ = finished
+    told = run.command("samples", str(run.directory), "--last", "100000", "--json")
+    assert told.returncode == 0, told.stderr
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    trained = [i for row in run.rows("trained.jsonl") for i in row.get("ids", [])]
+    assert {row["sample_id"] for row in rows} == set(trained)
+    assert len(rows) == len(trained) * 8
+    assert all(row["response"].endswith("<eos>") for row in rows if row["finish"] == "stop")
+    assert all(len(row["prompt"]) > 5 for row in rows)
+    points = EventAccumulator(str(run.directory / "tensorboard"))
+    points.Reload()
+    means = [(e.step, e.value) for e in points.Scalars("reward/mean")]
+    assert means == [(r["step"], pytest.approx(r["reward/mean"])) for r in run.rows()]
+    assert [e.value for e in points.Scalars("val/spell_backward/version")] == [0, 2, 4]
+    page = run.directory / "page.html"
+    assert run.command("report", str(run.directory), "--out", str(page)).returncode == 0
+    assert "Held-out score: spell_backward" in page.read_text()
 
 
 def test_final_model_loads_and_has_moved(finished: tuple[Run, str]) -> None:

@@ -16,6 +16,7 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.sample_dump import SampleDump
 from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import metrics
@@ -24,6 +25,7 @@ from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog, spread, staleness_metrics, update_gaps
+from headrace_trainer.trackers import Tracking
 from headrace_trainer.update import UpdateSums
 
 WAITS = ("gen_wait", "wait_prev_gen")
@@ -42,6 +44,17 @@ class Report:
         self._ledger = ledger
         self._ranks = ranks
         self._log = RunLog(run_dir) if ranks.is_first else None
+        self._run_dir = run_dir
+        self._tracking: Tracking | None = None
+        dump = config.dump
+        self._dump = SampleDump(
+            run_dir,
+            ranks.rank,
+            ranks.world_size,
+            samples_per_update=dump.samples_per_update if dump.enable else 0,
+            max_bytes=dump.max_bytes,
+            log_probs=dump.log_probs,
+        )
         self._trace = recorder(config, f"trainer-{ranks.rank}")
         self._started = time.monotonic()
         self._wall_before = 0.0
@@ -132,6 +145,11 @@ class Report:
         """Count on from a checkpoint's wall clock."""
         self._wall_before = wall_s
 
+    def began(self, step: int) -> None:
+        """Recovered: the next update is the one after `step`."""
+        if self._log is not None:
+            self._tracking = Tracking(self._config, self._run_dir, step)
+
     def end_update(self, batch: Batch, p: Progress, learned: Learned, lr: float) -> None:
         """Collective: every rank's sums and facts, one row on rank 0."""
         self._skipped += learned.sums.skipped
@@ -140,6 +158,13 @@ class Report:
             self._begin_wait(time.monotonic())
             return
         with self.phase("report"):
+            self._dump.write(
+                [s for mini in batch.mini for s in mini],
+                step=p.step,
+                version=self._window,
+                lineage=p.lineage,
+                advantages=learned.advantages,
+            )
             total = learned.sums.over(self._ranks)
             mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
             facts = self._ranks.gather_all(
@@ -183,6 +208,8 @@ class Report:
         step_s = now - self._row_began
         row = self._row(batch, p, learned, total, facts, stats, step_s, lr)
         self._log.update(row)
+        if self._tracking is not None:
+            self._tracking.check()
         seen = metrics.Observed(
             spans=spans,
             update_gaps=update_gaps(batch.items, p.step_of_version, self._steps_before(p, learned)),
@@ -293,8 +320,11 @@ class Report:
 
     def close(self) -> None:
         self._trace.close()
+        self._dump.close()
         if self._log is not None:
             self._log.close()
+        if self._tracking is not None:
+            self._tracking.close()
 
 
 def _latencies(batch: Batch, read_at: float) -> list[float]:
