@@ -16,6 +16,7 @@ from headrace.config_base import Section
 from headrace.config_data import DataConfig
 from headrace.config_kubernetes import KubernetesConfig
 from headrace.config_problems import cross_field_problems
+from headrace.config_reading import DumpConfig, Tracker
 from headrace.config_reward import RewardConfig
 from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
 
@@ -141,6 +142,13 @@ class TrainerConfig(Section):
     clock stands still."""
     max_skipped_updates: int = Field(5, gt=0)
     """Local updates in a row of which nothing was finite, after which the run stops with an error."""
+    logger: list[Tracker] = ["console"]
+    """Where the rows of `metrics.jsonl` and the held-out scores go beside the run's own files: `tensorboard`
+    and `wandb` need `pip install 'headrace[logging]'`; `console` is what the runner shows anyway."""
+    project_name: str = "headrace"
+    """Project in Weights & Biases."""
+    experiment_name: str | None = None
+    """Name of the run in Weights & Biases; unset: the run's `name`."""
 
 
 class ValConfig(Section):
@@ -267,6 +275,7 @@ class RunConfig(Section):
     services: ServicesConfig = ServicesConfig()
     trace: TraceConfig = TraceConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
+    dump: DumpConfig = DumpConfig()
 
     @property
     def rule(self) -> StalenessRule:

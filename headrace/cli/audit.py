@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from headrace import redis_url, trained_log
 from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.config_load import load
-from headrace.ledger.audit import compare, read_op, states
+from headrace.ledger.audit import AuditReport, compare, read_op, states
 from headrace.ledger.client import SyncLedger
 from headrace.redis_connect import connect
 from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
@@ -29,16 +31,34 @@ DESCRIPTION = (
     "else starts the bundled server on the run's files. Exit code 1 if the ledger does not balance."
 )
 
+EXIT_CODES = {
+    0: "every sample is in exactly one place and was trained at most once",
+    1: "the ledger does not balance, or cannot be read",
+}
+JSON = {
+    "run": "name",
+    "balanced": "whether nothing is wrong: `problems` is empty",
+    "issued_total": "samples that were ever issued",
+    "counts": "samples by state",
+    "tokens": "by state: `samples`, `mean` and `largest` of their groups' tokens, where known",
+    "lineages": "starts of the trainer",
+    "steps": "of the path to the present weights",
+    "trained_once": "samples on that path",
+    "taken_back": "samples of steps that a later start took back",
+    "problems": "one sentence each",
+}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)
+    options.as_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    return audit(args.run, args.runs_dir)
+    return audit(args.run, args.runs_dir, as_json=args.json)
 
 
-def audit(name: str, runs_dir: Path) -> int:
+def audit(name: str, runs_dir: Path, *, as_json: bool = False) -> int:
     """The command; returns the exit code. Raises ConfigError, ValkeyError, LedgerError, RunInUseError."""
     layout = find_run(name, runs_dir)
     if layout is None:
@@ -63,10 +83,31 @@ def audit(name: str, runs_dir: Path) -> int:
     problems = path.problems
     if ended_in_order:  # else the ledger and the file may be a step, or the half of a recovery, apart
         problems = problems + trained_log.compare(path, states(raw))
-    print(report.text())
-    print(balance_line(report.issued_total, report.counts, report.balanced))
-    print("\n".join(problems) or trained_log.summary_line(path))
+    if as_json:
+        print(json.dumps(facts(run, report, path, problems), indent=2))
+    else:
+        print(report.text())
+        print(balance_line(report.issued_total, report.counts, report.balanced))
+        print("\n".join(problems) or trained_log.summary_line(path))
     return 0 if report.balanced and not problems else EXIT_UNBALANCED
+
+
+def facts(
+    run: str, report: AuditReport, path: trained_log.TrainedPath, problems: list[str]
+) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "run": run,
+        "balanced": report.balanced and not problems,
+        "issued_total": report.issued_total,
+        "counts": report.counts,
+        "tokens": {state: asdict(found) for state, found in report.lengths.items()},
+        "lineages": path.lineages,
+        "steps": len(path.steps),
+        "trained_once": len(set(path.ids)),
+        "taken_back": path.taken_back,
+        "problems": report.problems + problems,
+    }
 
 
 def _ended_in_order(layout: RunLayout) -> bool:

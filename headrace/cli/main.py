@@ -4,7 +4,8 @@ Exit codes: 0 done; 1 the run failed or the ledger does not balance; 2 the comma
 its surroundings are at fault; 130 stopped by Ctrl-C or SIGTERM.
 
 Each command is a module with `DESCRIPTION`, `arguments(parser)` and `main(args)`, which returns the exit
-code. Only the module of the command that is asked for is imported.
+code; `EXIT_CODES` and `JSON` are for docs/cli.md (`headrace.cli_doc`). Only the module of the command that
+is asked for is imported.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 
 COMMANDS = {
     "run": "train on this machine",
+    "data": "what a run would train on: counts, lengths, and prompts token by token",
+    "convert-config": "a configuration of verl's as one of ours",
     "modes": "what a configuration amounts to",
     "status": "how a run is doing",
     "scale": "more or fewer rollouters while a run is on",
     "tune": "another staleness threshold or sync interval while a run is on",
     "audit": "check that every sample of a run is accounted for",
+    "samples": "prompts, responses and rewards that were trained",
+    "report": "a page that shows how runs went",
     "trace": "the timeline of a run, for Perfetto",
     "export": "a checkpoint as a Hugging Face model",
+    "completion": "completion of commands and runs for your shell",
 }
 """Every command with its line in the help; `-` in a name is `_` in its module's."""
 

@@ -24,6 +24,12 @@ def run(parser: argparse.ArgumentParser) -> None:
     runs_dir(parser)
 
 
+def runs(parser: argparse.ArgumentParser) -> None:
+    """`runs`, one or more names or directories, and `runs_dir`, a Path."""
+    parser.add_argument("runs", nargs="+", metavar="run", help="names of runs, or their directories")
+    runs_dir(parser)
+
+
 def runs_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs-dir", type=Path, default=Path("runs"), help="where runs lie (default: %(default)s)"

@@ -26,6 +26,12 @@ DESCRIPTION = (
     "others; those that leave save their unfinished work for the rest. With none the trainer waits."
 )
 
+EXIT_CODES = {
+    0: "asked for; with `--wait`: that many take part",
+    1: "with `--wait`: they did not come in time, or the run ended",
+    2: "there is no such run, it is not on, or the wish makes no sense",
+}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)

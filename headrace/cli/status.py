@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,32 +21,78 @@ from headrace.redis_connect import connect
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
 
-EXIT_USAGE = 2
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 DESCRIPTION = "Show a run that is on (from its ledger) or one that ended (from its summary)."
+
+EXIT_CODES = {
+    0: "shown; with `--watch`: the run is complete",
+    1: "with `--watch`: the run failed or was killed",
+    2: "there is no such run",
+    130: "with `--watch`: the run was stopped, or this command was",
+}
+JSON = {
+    "state": "`running`, `completed`, `stopped`, `failed` or `killed`",
+    "directory": "of the run",
+    "summary": "`summary.json`, of a run that ended",
+    "services": "process id of each service, while it is on",
+    "last_update": "last row of `metrics.jsonl`, while it is on",
+    "eval": "held-out scores so far, while it is on",
+    "ledger": "the ledger's counts, version, members and so on, while it is on",
+    "note": "what hinders it, if anything",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)
     options.as_json(parser)
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=2.0,
+        metavar="SECONDS",
+        help="show it again every so many seconds (default: 2) until the run ends; the exit code is then "
+        "that of the run: 0 completed, 130 stopped, 1 failed or killed",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
-    return status(args.run, args.runs_dir, as_json=args.json)
+    if args.watch is not None and not 0 < args.watch <= 3600:
+        print(f"headrace: --watch {args.watch:g}: say seconds above 0, 3600 at most", file=sys.stderr)
+        return EXIT_USAGE
+    return status(args.run, args.runs_dir, as_json=args.json, watch_s=args.watch)
 
 
-def status(name: str, runs_dir: Path, *, as_json: bool) -> int:
-    """The command; returns the exit code."""
+def status(name: str, runs_dir: Path, *, as_json: bool, watch_s: float | None = None) -> int:
+    """The command; returns the exit code. `watch_s`: look again every so many seconds until the run ends."""
     layout = find_run(name, runs_dir)
     if layout is None:
         print(no_run(name, runs_dir), file=sys.stderr)
         return EXIT_USAGE
+    if watch_s is not None:
+        return _watch(layout, watch_s, as_json)
     facts = live(layout) if layout.in_use() else ended(layout)
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
         print("\n".join(text(facts, layout)))
     return 0
+
+
+def _watch(layout: RunLayout, every_s: float, as_json: bool) -> int:
+    """Until the run ends. JSON: one line each time."""
+    from headrace.runner import watch
+
+    if as_json:
+        while layout.in_use():
+            print(json.dumps(live(layout)), flush=True)
+            time.sleep(every_s)
+        print(json.dumps(ended(layout)), flush=True)
+    else:
+        watch.watch(layout, every_s, sys.stdout)
+        print("\n".join(text(ended(layout), layout)))
+    return watch.EXIT_CODES.get(watch.how_it_ended(layout), EXIT_FAILED)
 
 
 def no_run(name: str, runs_dir: Path) -> str:

@@ -3,6 +3,8 @@
     config.yaml          resolved configuration, secrets masked; what the services read
     metrics.jsonl        one row per local update (trainer)
     trained.jsonl        which step trained which samples (trainer); what the audit compares the ledger with
+    samples/             what was trained, token by token, bounded (trainer)
+    tensorboard/, wandb/ the same rows for those who ask for them (trainer.logger)
     sync.jsonl           one row per committed sync round (trainer)
     eval.jsonl           one row per validated version and data source (queue)
     engine.json          the engine's name and version (rollouters)
@@ -10,6 +12,7 @@
     logs/<service>.log   output of each service
     checkpoints/, final/ the trainer's checkpoints and the trained model
     redis/               the bundled server's append-only file
+    prometheus/          configuration and data of the run's own Prometheus, where there is one
     private/             mode 0700: endpoints.json with secrets, the lock, the configuration as asked for,
                          the number of rollouters asked for while it runs
 
@@ -37,6 +40,12 @@ FIXED_KEYS = (
     "data.val_files",
     "data.max_prompt_length",
     "data.max_response_length",
+    "data.skip_invalid",
+    "data.ground_truth_as_json",
+    "data.truncation",
+    "data.filter_overlong_prompts",
+    "data.chat_template",
+    "data.apply_chat_template_kwargs",
     "data.shuffle",
     "rollout.n",
     "rollout.total_rollout_steps",
@@ -108,6 +117,10 @@ class RunLayout:
     @property
     def redis(self) -> Path:
         return self.root / "redis"
+
+    @property
+    def prometheus(self) -> Path:
+        return self.root / "prometheus"
 
     @property
     def private(self) -> Path:
@@ -255,14 +268,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects in a JSON-lines file; a last line that was cut short is left out."""
+def read_rows(path: Path, limit: int = -1) -> list[dict[str, Any]]:
+    """The objects in a JSON-lines file; a last line that was cut short is left out. `limit`: bytes."""
     rows = []
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        with path.open("rb") as file:
+            text = file.read(limit).decode("utf-8", errors="replace")
     except OSError:
         return []
-    for line in lines:
+    for line in text.split("\n"):
         try:
             row = json.loads(line)
         except ValueError:

@@ -37,10 +37,10 @@ _ETA_STEPS = 20
 class MetricsTail:
     """Reads the rows that were appended since the last call; a row that is half written waits."""
 
-    def __init__(self, path: Path, from_end: bool = False) -> None:
-        """`from_end` skips what is there already: the rows of earlier starts."""
+    def __init__(self, path: Path, from_end: bool = False, offset: int = 0) -> None:
+        """`from_end` skips what is there already: the rows of earlier starts; `offset` so many bytes."""
         self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
+        self._offset = path.stat().st_size if from_end and path.exists() else offset
 
     def new_rows(self) -> list[dict[str, Any]]:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def build(
         "idle_ratio": idle_ratios(rows),
         "ledger": _ledger(stats),
         "balanced": audit.balanced if audit else None,
+        "lengths": {state: asdict(found) for state, found in audit.lengths.items()} if audit else None,
         "sync": sync_numbers(read_rows(layout.sync)),
         "version_gap": version_gaps(rows),
         "memory": {name: quarters(values) for name, values in memory.items()},

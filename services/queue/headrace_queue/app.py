@@ -7,7 +7,6 @@ Every answer that needs Redis is 503 while it is away, after two seconds at most
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
@@ -20,11 +19,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from headrace import __version__
+from headrace.environment import token_matches
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerError
 from headrace.ledger.replies import Stats, Verdict
 from headrace_queue.loops import Pulse, is_outage
-from headrace_queue.metrics import QueueCollector, registry
+from headrace_queue.metrics import Memory, QueueCollector, registry
 
 HANG_S = 30.0
 """A loop that has not come round for so long hangs: an outage makes it come round every few seconds."""
@@ -46,6 +46,8 @@ class Service:
     has_fed: Callable[[], bool]
     before_scrape: Callable[[QueueCollector], None]
     """Fills in what the collector shows of the loops."""
+    memory: Callable[[], Awaitable[Memory | None]]
+    """Reads how much memory the server uses; None when it does not tell."""
     token: str
     """Empty: nothing can be changed over HTTP."""
     hang_s: float = HANG_S
@@ -154,8 +156,9 @@ def create_app(service: Service) -> FastAPI:
     async def scrape() -> Response:
         try:
             service.collector.stats = await _ask(service.ledger.run(ops.stats()))
-        except HTTPException:
-            service.collector.stats = None  # redis_up says so; stale counts would mislead
+            service.collector.memory = await _ask(service.memory())
+        except HTTPException:  # redis_up says so; stale counts would mislead
+            service.collector.stats = service.collector.memory = None
         service.before_scrape(service.collector)
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
 
@@ -183,7 +186,7 @@ def _token_check(token: str) -> Callable[[Request], None]:
             problem = "the service was started without HEADRACE_TOKEN, so nothing can be changed over HTTP"
         elif scheme.lower() != "bearer" or not given:
             problem = "send the header Authorization: Bearer <HEADRACE_TOKEN>"
-        elif not hmac.compare_digest(given.strip().encode(), token.encode()):
+        elif not token_matches(f"Bearer {given.strip()}", token):
             problem = "the token is wrong"
         else:
             return

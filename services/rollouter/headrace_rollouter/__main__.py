@@ -19,7 +19,7 @@ from typing import Any
 import redis
 import uvicorn
 
-from headrace import environment, logs
+from headrace import environment, logs, tls
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
@@ -52,6 +52,7 @@ class Rollouter:
 
     async def run(self) -> int:
         config = self.config
+        tls.check()
         listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
         scorer = Scorer(
             load_reward(config.custom_reward_function.path, config.custom_reward_function.name),
@@ -139,15 +140,14 @@ class Rollouter:
         metrics.TARGET.set(target)
         period = min(1.0, self.config.ledger.lease_s / 5)
         started = time.monotonic()
-        active_before = window_before = 0.0
+        usage = metrics.Usage()
         while True:
             await ledger.run(ops.beat(self.incarnation))
             active, window = self.engine.active_s, time.monotonic() - started
-            metrics.ACTIVE.inc(max(0.0, active - active_before))
-            metrics.WINDOW.inc(max(0.0, window - window_before))
+            usage.seen(active, window, self.engine.generated_tokens, self.worker.version)
+            metrics.SERVING.set(self.worker.serving.is_set())
             metrics.RUNNING.set(self.engine.running)
             metrics.MEMORY.set(ledger.waits_for_memory)
-            active_before, window_before = active, window
             now = RolloutTelemetry(
                 active_s=active,
                 window_s=window,

@@ -66,6 +66,7 @@ class Driver:
         self.notices = Notices()
         self.leaving: frozenset[str] = frozenset()
         """Replicas whose pods are about to go: they are not taken in any more."""
+        metrics.follow(config, self.connections)
 
     async def recover(self) -> None:
         """Take the next term and read what the ledger knows. The first act of every start."""
@@ -204,7 +205,7 @@ class Driver:
     def canary(self, connection: MemberConnection, report: pb.MemberResumed) -> None:
         connection.paused = connection.asked_to_pause = False
         connection.version = report.version
-        metrics.SYNC_LOGPROB_DIFF.set(report.canary_max_abs_diff)
+        metrics.CANARY.reported(report.version, report.canary_max_abs_diff)
         self.connections.send_trainer(
             pb.TrainerCommand(
                 canary=pb.CanaryReport(

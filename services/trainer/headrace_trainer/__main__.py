@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headrace import logs
+from headrace import logs, tls
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="headrace-trainer", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the run's configuration file")
     parser.add_argument("--host", default="", help="where metrics listen; default: services.host")
-    parser.add_argument("--port", type=int, default=0, help="Prometheus port of rank 0; 0 for none")
+    parser.add_argument("--port", type=int, default=0, help="Prometheus port of this node; 0 for none")
     parser.add_argument("--rdzv", default=os.environ.get("HEADRACE_RDZV", ""), help="host:port of the store")
     parser.add_argument("--rdzv-id", default="", help="with one node: its rendezvous id; default: a new one")
     parser.add_argument(
@@ -42,7 +42,8 @@ def main() -> None:
     try:
         config = load(args.config)
         bind(config.trainer.cpus, "trainer.cpus")
-    except ConfigError as error:
+        tls.check()
+    except (ConfigError, tls.TlsError) as error:
         print(error, file=sys.stderr)
         sys.exit(EX_CONFIG)
     if not args.rdzv:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import grpc
 
+from headrace import tls
 from headrace.environment import bearer
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
@@ -47,7 +48,8 @@ class LaunchStream:
         self._thread.start()
 
     def wait(self, stopping: Callable[[], bool]) -> str | None:
-        """The id of the launch, once all nodes are there; None when `stopping`. Raises LaunchRefused."""
+        """The id of the launch, once all nodes are there, however long that takes: a node without its peers
+        is a state, not an error. None when `stopping`. Raises LaunchRefused."""
         while not stopping():
             with self._state:
                 self._state.wait_for(lambda: self._launch or self._refused, _POLL_S)
@@ -89,7 +91,7 @@ class LaunchStream:
                 if self._ended is not None:
                     out.put(pb.NodeReport(ended=pb.NodeEnded(code=self._ended)))
             try:
-                with grpc.insecure_channel(
+                with tls.channel(
                     self._address,
                     options=[("grpc.keepalive_time_ms", 15_000), ("grpc.keepalive_timeout_ms", 10_000)],
                 ) as channel:
@@ -104,7 +106,10 @@ class LaunchStream:
             except grpc.RpcError as error:
                 if self._closed.is_set() or self._is_refusal(error):
                     return
-                log.warning("coordinator stream broke", extra={"code": str(_code(error)), "retry_s": delay})
+                log.warning(
+                    "coordinator stream broke",
+                    extra={"address": self._address, "code": str(_code(error)), "retry_s": delay},
+                )
             finally:
                 out.put(None)  # lets the sending side end
             self._closed.wait(delay * random.uniform(0.5, 1.0))

@@ -18,7 +18,7 @@ from headrace_trainer.optimize import Learnable, learnable
 from headrace_trainer.policy import load_policy
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.reference import Reference, load_reference
-from headrace_trainer.rows import Row, make_rows
+from headrace_trainer.rows import Row, make_rows, mean_advantages
 from headrace_trainer.update import Updater, UpdateSums
 
 log = logging.getLogger("headrace.trainer.learner")
@@ -46,6 +46,8 @@ class Learned:
     """Sample id -> why it must not count as trained."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Run log keys of critic and reference, over all ranks."""
+    advantages: dict[str, list[float]] = field(default_factory=dict)
+    """Sample id -> mean advantage of each trajectory's trained tokens; of this rank's samples."""
 
 
 class Learner:
@@ -127,6 +129,7 @@ class Learner:
                 learned.sums.skipped = len(rows)
                 return learned
             kl = fill_advantages(self._config, rows, self._ranks, self.kl_coef)
+            learned.advantages = mean_advantages(rows)
         if self._critic is None or self._updates > self._config.critic.warmup_updates:
             with phase("update_actor"):
                 for mini in rows:

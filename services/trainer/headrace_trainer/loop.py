@@ -97,6 +97,7 @@ class Trainer:
         if self.ranks.is_first:
             self.trained_log = TrainedLog(self.run_dir)
             self.trained_log.began(self.progress.lineage, self.progress.step)
+            self.report.began(self.progress.step)
         self.batches = Batches(self.config, self.ledger, self.ranks, self.progress.lineage, self._stopping)
         store = serve_store(self._host()) if self.ranks.is_first else None
         address = self.ranks.share([self._host(), store.port] if store is not None else None)

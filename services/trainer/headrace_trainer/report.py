@@ -16,6 +16,7 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.sample_dump import SampleDump
 from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import metrics
@@ -23,7 +24,8 @@ from headrace_trainer.batch import Batch
 from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.run_log import RunLog, spread, staleness_metrics
+from headrace_trainer.run_log import RunLog, spread, staleness_metrics, update_gaps
+from headrace_trainer.trackers import Tracking
 from headrace_trainer.update import UpdateSums
 
 WAITS = ("gen_wait", "wait_prev_gen")
@@ -42,6 +44,17 @@ class Report:
         self._ledger = ledger
         self._ranks = ranks
         self._log = RunLog(run_dir) if ranks.is_first else None
+        self._run_dir = run_dir
+        self._tracking: Tracking | None = None
+        dump = config.dump
+        self._dump = SampleDump(
+            run_dir,
+            ranks.rank,
+            ranks.world_size,
+            samples_per_update=dump.samples_per_update if dump.enable else 0,
+            max_bytes=dump.max_bytes,
+            log_probs=dump.log_probs,
+        )
         self._trace = recorder(config, f"trainer-{ranks.rank}")
         self._started = time.monotonic()
         self._wall_before = 0.0
@@ -52,6 +65,7 @@ class Report:
         self._sync: dict[str, float] = {}
         self._last_commit = self._started
         self._window = -1  # the one in which the batch was claimed
+        self._read_at = 0.0  # wall clock, when the batch was here
         self._telemetry: dict[str, telemetry.RolloutTelemetry] = {}
         self._idle: float | None = None
         self._utilization: float | None = None
@@ -59,6 +73,9 @@ class Report:
         self._shown_partial = [0, 0, 0]
         self._window_ended = False
         self._window_s = [0.0, 0.0]  # of waiting, of all updates since `window_seconds`
+        if ranks.is_first:
+            metrics.configure(config)
+            metrics.CLOCK.begin_wait(self._mark)
 
     @property
     def wall_s(self) -> float:
@@ -90,8 +107,9 @@ class Report:
         # Of an update whose samples all went back there is no row: its phases go into the next one's.
         now = time.monotonic()
         self._phases["gen_wait"] = self._phases.get("gen_wait", 0.0) + now - self._mark
+        metrics.CLOCK.end_wait(now)
         self._trace.complete("gen_wait", int(self._mark * 1e9), int(now * 1e9), samples=len(batch.items))
-        self._window = window
+        self._window, self._read_at = window, time.time()
 
     # -- sync ------------------------------------------------------------------------------------
 
@@ -120,7 +138,6 @@ class Report:
     def canary(self, report: pb.CanaryReport) -> None:
         """Called by the sync client's thread."""
         if self._log is not None:
-            metrics.LOGPROB_DIFF.set(report.max_abs_diff)
             self._log.canary(report.version, report.max_abs_diff)
 
     def window_seconds(self) -> tuple[float, float]:
@@ -136,14 +153,26 @@ class Report:
         """Count on from a checkpoint's wall clock."""
         self._wall_before = wall_s
 
+    def began(self, step: int) -> None:
+        """Recovered: the next update is the one after `step`."""
+        if self._log is not None:
+            self._tracking = Tracking(self._config, self._run_dir, step)
+
     def end_update(self, batch: Batch, p: Progress, learned: Learned, lr: float) -> None:
         """Collective: every rank's sums and facts, one row on rank 0."""
         self._skipped += learned.sums.skipped
         self._rejected += len(learned.rejected)
         if not batch.items:
-            self._mark = time.monotonic()
+            self._begin_wait(time.monotonic())
             return
         with self.phase("report"):
+            self._dump.write(
+                [s for mini in batch.mini for s in mini],
+                step=p.step,
+                version=self._window,
+                lineage=p.lineage,
+                advantages=learned.advantages,
+            )
             total = learned.sums.over(self._ranks)
             mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
             facts = self._ranks.gather_all(
@@ -189,11 +218,30 @@ class Report:
         self._window_s[1] += step_s
         row = self._row(batch, p, learned, total, facts, stats, step_s, lr)
         self._log.update(row)
-        metrics.observe(row, self._phases, samples, self._config.rollout.n, spans)
+        if self._tracking is not None:
+            self._tracking.check()
+        seen = metrics.Observed(
+            spans=spans,
+            update_gaps=update_gaps(batch.items, p.step_of_version, self._steps_before(p, learned)),
+            latencies_s=_latencies(batch, self._read_at),
+            rewards=[r for f in facts for r in f["rewards"]],
+            lengths=[n for f in facts for n in f["lengths"]],
+        )
+        metrics.observe(row, self._phases, samples, self._config.rollout.n, seen)
         self._phases = {}
         self._sync = {}
         self._skipped = self._rejected = 0
-        self._row_began = self._mark = now
+        self._row_began = now
+        self._begin_wait(now)
+
+    def _begin_wait(self, now: float) -> None:
+        self._mark = now
+        metrics.CLOCK.begin_wait(now)
+
+    @staticmethod
+    def _steps_before(p: Progress, learned: Learned) -> int:
+        """Optimizer steps before this update."""
+        return p.optimizer_steps - learned.optimizer_steps
 
     def _row(
         self,
@@ -227,12 +275,10 @@ class Report:
             "fully_async/partial/total_partial_num": partial,
             "fully_async/partial/partial_ratio": partial / in_window if in_window else 0.0,
             "fully_async/partial/max_partial_span": span,
-            **staleness_metrics(
-                batch.items, self._window, p.step_of_version, p.optimizer_steps - learned.optimizer_steps
-            ),
+            **staleness_metrics(batch.items, self._window, p.step_of_version, self._steps_before(p, learned)),
             "queue/depth": stats.counts["queued"],
             "queue/in_flight": stats.counts["in_flight"],
-            "queue/message_latency_s": _latency(batch),
+            "queue/message_latency_s": sum(_latencies(batch, self._read_at)) / samples,
             "queue/oldest_age_s": stats.oldest_queued_age_s,
             "queue/dead": stats.counts["dead"],
             "queue/requeued": sum(stats.requeued.values()),
@@ -284,11 +330,13 @@ class Report:
 
     def close(self) -> None:
         self._trace.close()
+        self._dump.close()
         if self._log is not None:
             self._log.close()
+        if self._tracking is not None:
+            self._tracking.close()
 
 
-def _latency(batch: Batch) -> float:
-    """Mean seconds from written to read, by the wall clock that stamped both."""
-    now = time.time()
-    return sum(max(0.0, now - i.t_finished) for i in batch.items) / len(batch.items)
+def _latencies(batch: Batch, read_at: float) -> list[float]:
+    """Seconds from written to read of each sample, by the wall clock that stamped both."""
+    return [max(0.0, read_at - i.t_finished) for i in batch.items]

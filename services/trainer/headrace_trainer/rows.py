@@ -71,6 +71,16 @@ def make_rows(
     return out
 
 
+def mean_advantages(mini_batches: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
+    """Sample id -> mean advantage over the trained tokens of each of its trajectories."""
+    out: dict[str, list[float]] = {}
+    for row in (row for mini in mini_batches for row in mini):
+        mask = row.trajectory.loss_mask.astype(bool)
+        mean = float(row.advantages[mask].mean()) if mask.any() else 0.0
+        out.setdefault(row.prompt.sample_id, []).append(mean)
+    return out
+
+
 def _behaviour_steps(t: Trajectory, clock: list[tuple[int, int]]) -> FloatArray:
     """A version that only a lost trainer knew counts as the newest older one that is known."""
     out = np.zeros(len(t.token_ids))

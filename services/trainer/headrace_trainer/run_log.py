@@ -73,7 +73,7 @@ def staleness_metrics(
 ) -> dict[str, Any]:
     """Version gap and update gap over the samples of one update."""
     gaps = [window - i.min_version for i in items]
-    updates = [optimizer_steps - step_of_version.get(str(i.min_version), 0) for i in items]
+    updates = update_gaps(items, step_of_version, optimizer_steps)
     stale = sum(g > 0 for g in gaps)
     return {
         "staleness/version_gap/mean": sum(gaps) / len(gaps),
@@ -84,6 +84,11 @@ def staleness_metrics(
         "staleness/stale_sample_ratio": stale / len(gaps),
         "staleness/length_order_corr": rank_correlation([i.tokens for i in items]),
     }
+
+
+def update_gaps(items: Sequence[Item], step_of_version: dict[str, int], optimizer_steps: int) -> list[int]:
+    """Optimizer steps between the oldest weights that sampled each item and `optimizer_steps`."""
+    return [optimizer_steps - step_of_version.get(str(i.min_version), 0) for i in items]
 
 
 def rank_correlation(values: Sequence[float]) -> float:
