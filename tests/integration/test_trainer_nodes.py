@@ -15,6 +15,7 @@ import pytest
 from headrace.runner.guardian import MARK, kill_marked, marked
 from headrace.runner.layout import complete_checkpoints
 from tests.integration.run_process import ROOT, SAMPLES_PER_UPDATE, Run, make_run, wait_for
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -40,7 +41,14 @@ def start_node(run: Run, number: int, log: Path) -> subprocess.Popen[bytes]:
     }
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "headrace_trainer", "--config", str(run.directory / "config.yaml")],
+            [
+                sys.executable,
+                "-m",
+                "headrace_trainer",
+                "--config",
+                str(run.directory / "config.yaml"),
+                "--stay",
+            ],
             cwd=ROOT,
             env=env,
             stdout=output,
@@ -105,6 +113,9 @@ def test_a_node_is_lost_and_replaced(tmp_path: Path, nothing_left: None) -> None
     replacement = start_node(run, 2, tmp_path / "other.log")
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output[-4000:] + run.log("trainer")[-4000:]
+    until(lambda: "completed; waiting" in (tmp_path / "other.log").read_text(), "the other node's end", 30)
+    assert replacement.poll() is None, "a Deployment would start it again"
+    replacement.terminate()
     assert replacement.wait(30) == 0, (tmp_path / "other.log").read_text()[-4000:]
 
     assert "restart" not in output, "no service had to be started again"
