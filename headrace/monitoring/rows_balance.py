@@ -78,7 +78,10 @@ OVERVIEW = Row(
             ("desired", _DESIRED),
             ("up", f"sum({_UP})"),
             ("take part", largest(of_run("headrace_queue_members"))),
-            about="Desired: the Deployment's replicas, or what is scraped where nothing tells them.",
+            ("about to go", largest(of_run("headrace_rollouters_leaving"))),
+            ("recommended", largest(of_run("headrace_recommended_rollouters"))),
+            about="Desired: the Deployment's replicas, or what is scraped where nothing tells them. "
+            "Recommended: what both idle ratios ask for, three syncs in a row.",
         ),
         lines(
             "Tokens per second",

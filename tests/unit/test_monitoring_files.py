@@ -126,6 +126,9 @@ UNREAD = {
     "headrace_queue_expired_owners_total",
     "headrace_queue_loop_errors_total",
     "headrace_queue_dropped",
+    # In a cluster only, for a look when something is odd there.
+    "headrace_kubernetes_failures_total",
+    "headrace_rollouter_drains_total",
     # States, for a look at one moment.
     "headrace_rollouter_serving",
     "headrace_queue_held",
