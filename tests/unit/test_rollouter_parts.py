@@ -11,7 +11,6 @@ import pytest
 
 from headrace.config import RunConfig
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
-from headrace.reward import Scorer
 from headrace.v1 import sync_pb2 as pb
 from headrace.wire import Prompt, encode_prompt
 from headrace_rollouter.engine import EngineFailed
@@ -74,7 +73,7 @@ class Ledger:
 
 
 def worker(ledger: Any, engine: Any, c: RunConfig) -> Worker:
-    found = Worker(c, ledger, engine, Scorer(lambda *_: 1.0, 1.0), str, "owner")
+    found = Worker(c, ledger, engine, in_process(lambda *_: 1.0), str, "owner")
     found.resumed(3)
     found.trusted.set()
     return found

@@ -120,12 +120,14 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     held_out = startup.read_rows(config.data.val_files) if config.data.val_files else []
     tokenizer = startup.load_tokenizer(config)
     longest = config.data.max_prompt_length
-    source = PromptSource(rows, startup.tokens_of(tokenizer, rows, longest), config.seed, config.data.shuffle)
+    with_text = config.reward.needs_prompt
+    tokens = startup.tokens_of(tokenizer, rows, longest)
+    source = PromptSource(rows, tokens, config.seed, config.data.shuffle, with_text)
     val_tokens = startup.tokens_of(tokenizer, held_out, longest)
     print_ = startup.fingerprint(config, source, startup.digest(held_out, val_tokens))
     patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s, waits_when_full=True)
     await startup.configure(patient, config, print_)
-    await startup.load_validation(patient, held_out, val_tokens, config.val.n)
+    await startup.load_validation(patient, held_out, val_tokens, config.val.n, with_text)
     max_ready = config.data.max_ahead or 2 * config.rule.max_required
     log.info("data is ready", extra={"rows": len(rows), "held_out": len(held_out), "max_ready": max_ready})
 
