@@ -165,7 +165,9 @@ def _algorithm_problems(c: RunConfig) -> Iterator[str]:
         )
     if a.gdpo_reward_keys and a.adv_estimator != "gdpo":
         yield "algorithm.gdpo_reward_keys is for algorithm.adv_estimator = gdpo: set that, or leave it out"
-    if a.gdpo_reward_keys and (a.use_kl_in_reward or c.reward.overlong_buffer.enable or a.filter_groups.enable):
+    if a.gdpo_reward_keys and (
+        a.use_kl_in_reward or c.reward.overlong_buffer.enable or a.filter_groups.enable
+    ):
         yield (
             "algorithm.gdpo_reward_keys takes the parts of the reward as they are; use_kl_in_reward, "
             "reward.overlong_buffer and filter_groups work on the whole: unset them (gdpo goes with "

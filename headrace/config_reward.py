@@ -133,9 +133,10 @@ def reward_problems(c: RunConfig) -> Iterator[str]:
 
 def _source_problems(where: str, source: RewardSource) -> Iterator[str]:
     for key, kinds in _OF_KIND.items():
-        if key in source.model_fields_set and source.kind not in kinds:
-            if getattr(source, key) != RewardSource.model_fields[key].default:
-                yield f"{where}.{key} is for kind {' or '.join(kinds)}, not {source.kind}: leave it out"
+        # Not `model_fields_set`: the resolved configuration, which the services read, has every key.
+        is_set = getattr(source, key) != RewardSource.model_fields[key].default
+        if is_set and source.kind not in kinds:
+            yield f"{where}.{key} is for kind {' or '.join(kinds)}, not {source.kind}: leave it out"
     if source.kind == "function" and source.path is None:
         yield f"{where}: kind function needs a path: name a Python file or a module"
     if source.kind in REMOTE_KINDS:

@@ -67,8 +67,7 @@ def load_reward(path: str, name: str, key: str = "custom_reward_function") -> Re
         bind_arguments(function, "source", "solution", "truth", {})
     except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
         raise RewardError(
-            f"{key}: {path}:{name} must accept "
-            f"(data_source, solution_str, ground_truth, extra_info): {error}"
+            f"{key}: {path}:{name} must accept (data_source, solution_str, ground_truth, extra_info): {error}"
         ) from error
     return function
 

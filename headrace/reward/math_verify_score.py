@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from math_verify import parse, verify
+from math_verify import parse, verify  # type: ignore[import-untyped]
 
 
 def compute_score(

@@ -294,7 +294,9 @@ class _Process(asyncio.Protocol):
                 call.future.set_exception(RewardError(why))
         if not self.ready.done():
             self.ready.set_exception(
-                RewardError(f"{self._pool.key}: {self._pool.path}: {self._blame or f'its import {_exit(code)}'}")
+                RewardError(
+                    f"{self._pool.key}: {self._pool.path}: {self._blame or f'its import {_exit(code)}'}"
+                )
             )
         if (self._blame or guilty) and not self._pool._closed:
             log.warning("reward process ended", extra={"why": why, "path": self._pool.path})

@@ -76,7 +76,9 @@ def scoring(dataset: str) -> Callable[[str | None, dict[str, Any]], float]:
     return score
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
+) -> float:
     """What the data set itself says; most give 1 for the right answer and something between for near ones."""
     about = extra_info.get("reasoning_gym")
     if not isinstance(about, dict) or not isinstance(about.get("entry"), dict):

@@ -87,8 +87,9 @@ class Door:
                                 jittered = pause_s * random.uniform(0.5, 1.0)
                                 await asyncio.sleep(max(jittered, again.pause_s or 0.0))
             except TimeoutError:
+                so_far = f" (last: {last})" if last else ""
                 raise RewardError(
-                    f"{self._url} gave no answer within {self._timeout_s:g} s{f' (last: {last})' if last else ''}"
+                    f"{self._url} gave no answer within {self._timeout_s:g} s{so_far}"
                 ) from None
         raise RewardError(f"{self._url}: {last}, after {self._retries + 1} attempts")
 

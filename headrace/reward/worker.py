@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Coroutine
 from typing import Any
 
 from headrace.reward import frames
@@ -140,7 +141,7 @@ class _Process:
         error: BaseException | None = None
         try:
             bound = bind_arguments(function, *call[1:])
-            task = asyncio.ensure_future(function(*bound.args, **bound.kwargs))
+            task = asyncio.create_task(_held(function(*bound.args, **bound.kwargs)))
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
             if not done:
                 task.cancel()
@@ -148,7 +149,8 @@ class _Process:
                 raise RewardError(f"the reward took longer than {timeout_s:g} s")
             if task.cancelled():
                 raise RewardError("the reward cancelled itself")
-            frame = _success(number, task.result())
+            result, error = task.result()
+            frame = _success(number, result) if error is None else _failure(number, error)
         except BaseException as caught:  # user code
             frame, error = _failure(number, caught), caught
         async with self._sending:  # or the rest of one frame could come after the start of another
@@ -157,6 +159,16 @@ class _Process:
                 self._connection.setblocking(True)
                 self._leave_if_full(error)
                 self._connection.setblocking(False)
+
+
+async def _held(call: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """(result, exception): SystemExit in a task would end the event loop."""
+    try:
+        return await call, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # user code
+        return None, error
 
 
 async def _awaited(result: Any) -> Any:

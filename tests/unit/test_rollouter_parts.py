@@ -16,6 +16,7 @@ from headrace.wire import Prompt, encode_prompt
 from headrace_rollouter.engine import EngineFailed
 from headrace_rollouter.member import Member
 from headrace_rollouter.work import Worker, sampling_seed
+from tests.in_process_reward import in_process
 
 
 def config(**async_training: Any) -> RunConfig:
