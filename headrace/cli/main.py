@@ -23,6 +23,7 @@ COMMANDS = {
     "modes": "what a configuration amounts to",
     "status": "how a run is doing",
     "scale": "more or fewer rollouters while a run is on",
+    "dead": "samples that were given up, and their way back",
     "audit": "check that every sample of a run is accounted for",
     "trace": "the timeline of a run, for Perfetto",
     "export": "a checkpoint as a Hugging Face model",

@@ -303,7 +303,7 @@ def test_a_reward_that_cannot_be_used(desk: Desk, source: str, told: str) -> Non
 
 
 def test_unknown_runs_are_told(desk: Desk) -> None:
-    for command in ("status", "audit"):
+    for command in ("status", "audit", "dead"):
         code, output = desk.headrace(command, "none")
         assert code == 2
         assert "no run 'none'" in output
