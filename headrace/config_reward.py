@@ -17,8 +17,7 @@ REMOTE_KINDS = ("http", "reward_model")
 
 
 class CustomRewardConfig(Section):
-    """verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, by path and name: the
-    simplest form of a reward. For anything else see `reward`."""
+    """The simplest reward: verl's `compute_score`, by path and name. For all others see `reward`."""
 
     path: str | None = None
     """A Python file, or an importable module."""
@@ -72,13 +71,13 @@ class RewardConfig(Section):
     """Rewards of several sources, and how functions are run."""
 
     sources: dict[str, RewardSource] = {}
-    """Rewards by a name of yours, which names their metrics; instead of `custom_reward_function`. Each is a
-    section with the keys listed in docs/rewards.md."""
+    """Rewards by a name of yours, which names their metrics; instead of `custom_reward_function`; see
+    docs/rewards.md."""
     overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
     max_processes: int = Field(4, gt=0)
     """Processes per function and rollouter: one, and more while calls wait for it."""
     memory_limit_bytes: int = Field(4 * 1024**3, ge=64 * 1024**2)
-    """Memory of one such process; beyond it allocations fail, or the process is killed and replaced."""
+    """Memory of one such process; beyond it allocations fail."""
 
     @property
     def needs_prompt(self) -> bool:
