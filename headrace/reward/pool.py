@@ -9,7 +9,8 @@ What this module guarantees:
   another process. When a process with several coroutines under way dies, each of them is run again alone.
 - The function sees neither the run's token nor the Redis URL.
 
-There is one process; more are started, up to `max_processes`, while calls wait and none of them gets on.
+There is one process; more are started, up to `max_processes`, while none gets on or the calls that wait would
+take one too long.
 Calls are sent ahead, as many as a process does in `_AHEAD_S`, so that tiny functions do not wait for us.
 """
 
@@ -38,6 +39,9 @@ LOAD_S = 60.0
 """Longest import of a function."""
 SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_TOKEN")
 _GROW_S = 0.25
+"""Standstill after which another process is started."""
+_BACKLOG_S = 0.5
+"""Work that waits, in seconds of the present processes, for which another one is started."""
 _AHEAD_S = 0.02
 _DEEPEST = 64
 _CONCURRENT = 64
@@ -76,7 +80,11 @@ class FunctionPool:
     async def start(self) -> None:
         """Load the function. Raises RewardError."""
         if not self._processes:
-            await self._spawn().ready
+            try:
+                process = self._spawn()
+            except OSError as error:
+                raise RewardError(f"{self.key}: no process can be started: {error}") from error
+            await process.ready
 
     async def judge(self, response: Response) -> Judged:
         r = response
@@ -104,7 +112,11 @@ class FunctionPool:
     def _dispatch(self) -> None:
         """Give waiting calls to processes that have room for them."""
         if not self._processes and self._waiting:
-            self._spawn()
+            try:
+                self._spawn()
+            except OSError as error:  # no memory, no more processes
+                self._fail_waiting(f"{self.key}: no process can be started: {error}")
+                return
         for process in self._processes:
             while self._waiting and process.takes(self._waiting[0]):
                 call = self._waiting.popleft()
@@ -134,9 +146,16 @@ class FunctionPool:
             now = time.monotonic()
             for process in list(self._processes):
                 process.check(now)
-            stuck = all(p.is_ready and now - p.progress > _GROW_S for p in self._processes)
-            if self._waiting and stuck and len(self._processes) < self.max_processes:
-                self._spawn()
+            if self._waiting and self._needs_another(now):
+                with contextlib.suppress(OSError):  # those that are there go on
+                    self._spawn()
+
+    def _needs_another(self, now: float) -> bool:
+        there = self._processes
+        if len(there) >= self.max_processes or not all(p.is_ready for p in there):
+            return False
+        backlog_s = len(self._waiting) * max((p.mean_s for p in there), default=0.0) / max(len(there), 1)
+        return backlog_s > _BACKLOG_S or all(now - p.progress > _GROW_S for p in there)
 
     # -- what the processes call -----------------------------------------------------------------
 
@@ -149,12 +168,14 @@ class FunctionPool:
 
     def _could_not_load(self, error: RewardError) -> None:
         """No other process would do better: everything that waits fails."""
-        if any(p.is_ready for p in self._processes):
-            return
+        if not any(p.is_ready for p in self._processes):
+            self._fail_waiting(str(error))
+
+    def _fail_waiting(self, why: str) -> None:
         while self._waiting:
             call = self._waiting.popleft()
             if not call.future.done():
-                call.future.set_exception(RewardError(str(error)))
+                call.future.set_exception(RewardError(why))
 
 
 class _Process(asyncio.Protocol):
@@ -170,21 +191,20 @@ class _Process(asyncio.Protocol):
         self.concurrent = False
         self.progress = time.monotonic()
         """When it last answered, or began with the oldest call."""
-        self._mean_s = _AHEAD_S
+        self.mean_s = _AHEAD_S
+        """Seconds from one answer to the next, of late."""
         self._blame = ""
         self._leaving = False
         self.ended = asyncio.Event()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "headrace.reward.worker", str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what the function prints goes to the log
-                pass_fds=[theirs.fileno()],
-                env={key: value for key, value in os.environ.items() if key not in SECRETS},
-                start_new_session=True,
-            )
+        try:
+            self._popen = _start(theirs)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ready.add_done_callback(lambda future: future.exception())  # may be nobody's concern
@@ -209,7 +229,7 @@ class _Process(asyncio.Protocol):
             return False
         if call.alone or any(c.alone for c in self.pending.values()):
             return not self.pending
-        depth = _CONCURRENT if self.concurrent else 2 + int(min(_DEEPEST, _AHEAD_S / self._mean_s))
+        depth = _CONCURRENT if self.concurrent else 2 + int(min(_DEEPEST, _AHEAD_S / self.mean_s))
         return len(self.pending) < depth
 
     def send(self, call: _Call, frame: bytes) -> None:
@@ -269,7 +289,7 @@ class _Process(asyncio.Protocol):
         number, score, third, fourth = message
         call = self.pending.pop(number)
         now = time.monotonic()
-        self._mean_s += 0.1 * (max(now - self.progress, 1e-6) - self._mean_s)
+        self.mean_s += 0.1 * (max(now - self.progress, 1e-6) - self.mean_s)
         self.progress = now
         if call.future.done():
             return
@@ -322,6 +342,18 @@ class _Process(asyncio.Protocol):
         for call in calls:
             call.alone = True
         return [], calls
+
+
+def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
+    """Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "headrace.reward.worker", str(connection.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # what the function prints goes to the log
+        pass_fds=[connection.fileno()],
+        env={key: value for key, value in os.environ.items() if key not in SECRETS},
+        start_new_session=True,
+    )
 
 
 def _exit(code: int) -> str:

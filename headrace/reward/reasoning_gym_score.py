@@ -20,18 +20,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+if importlib.util.find_spec("reasoning_gym") is None:
+    raise ImportError("the package reasoning_gym is not installed: pip install --no-deps reasoning_gym")
+
 _NAMED = re.compile(r'^DATASET_NAME\s*=\s*"(\w+)"|register_dataset\(\s*"(\w+)"', re.MULTILINE)
 _OWN_INIT = ("coaching", "data")
 """Subpackages without data sets: the others' modules import from them."""
 
 
+def _root() -> Path:
+    spec = importlib.util.find_spec("reasoning_gym")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
 @functools.cache
 def dataset_modules() -> dict[str, str]:
-    """Name of every data set -> its module. Raises ImportError when reasoning_gym is not installed."""
-    spec = importlib.util.find_spec("reasoning_gym")
-    if spec is None or not spec.submodule_search_locations:
-        raise ImportError("the package reasoning_gym is not installed: pip install --no-deps reasoning_gym")
-    root = Path(spec.submodule_search_locations[0])
+    """Name of every data set -> its module."""
+    root = _root()
     found = {}
     for file in sorted(root.rglob("*.py")):
         if file.parent == root:
@@ -46,10 +53,7 @@ def _packages_without_their_imports() -> None:
     """Put reasoning_gym and its categories into sys.modules, unexecuted."""
     if "reasoning_gym" in sys.modules:
         return
-    spec = importlib.util.find_spec("reasoning_gym")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    root = Path(spec.submodule_search_locations[0])
+    root = _root()
     directories = [d.parent for d in root.glob("*/__init__.py") if d.parent.name not in _OWN_INIT]
     for directory in (root, *directories):
         name = ".".join(("reasoning_gym", *directory.relative_to(root).parts))

@@ -88,7 +88,7 @@ def add_up(judged: Mapping[str, Judged], weights: Mapping[str, float]) -> Judged
 
 
 def build_scorer(config: RunConfig) -> Scorer:
-    """The reward of the configuration. Nothing is loaded or started yet."""
+    """The reward of the configuration. Nothing is loaded or started yet. Raises RewardError."""
     from headrace.reward.pool import FunctionPool
 
     custom, reward = config.custom_reward_function, config.reward
@@ -110,9 +110,12 @@ and an answer like 9**9**9**9 can keep them busy for ever."""
 
 def _source(key: str, s: RewardSource, limits: tuple[int, int]) -> Source:
     from headrace.reward.pool import FunctionPool
-    from headrace.reward.remote import HttpReward, RewardModel
 
     if s.kind == "http" or s.kind == "reward_model":
+        try:
+            from headrace.reward.remote import HttpReward, RewardModel
+        except ImportError as error:
+            raise RewardError(f"{key}: kind {s.kind} needs the package httpx: {error}") from None
         assert s.url is not None  # config_reward refuses it
         common = (key, s.url, s.timeout_s, s.concurrency, s.retries, s.token_env)
         if s.kind == "http":
