@@ -128,6 +128,7 @@ def test_what_is_built() -> None:
     assert isinstance(style, FunctionPool)
     assert (style.name, style.timeout_s, style.max_processes) == ("style", 5.0, 2)
     assert several.reward.needs_prompt
+    assert RunConfig.model_validate(several.to_plain()) == several, "as the services read it"
 
 
 def row(prompt: str | tuple[Message, ...], truth: str, **extra: Any) -> Row:
