@@ -110,6 +110,21 @@ async def test_answers_go_to_those_who_asked(pool: Make) -> None:
     assert len(p._processes) == 1, "a tiny function needs one process"
 
 
+async def test_slow_functions_get_more_processes(pool: Make) -> None:
+    p = pool(
+        """
+        import os, time
+
+        def compute_score(source, solution, truth, info):
+            time.sleep(0.1)  # such as a request to somewhere
+            return os.getpid()
+        """,
+        max_processes=3,
+    )
+    found = await asyncio.gather(*(p.judge(response()) for _ in range(60)))
+    assert 1 < len({j.score for j in found}) <= 3
+
+
 async def test_odd_texts_arrive_as_they_are(pool: Make) -> None:
     p = pool("def compute_score(source, solution, truth, info):\n    return {'score': 1, 'pred': solution}")
     for text in ("", "\n\r\x00\x1b", "é \U0001f600 \ud800", "x" * 3_000_000):
