@@ -26,6 +26,7 @@ COMMANDS = {
     "modes": "what a configuration amounts to",
     "status": "how a run is doing",
     "scale": "more or fewer rollouters while a run is on",
+    "dead": "samples that were given up, and their way back",
     "audit": "check that every sample of a run is accounted for",
     "samples": "prompts, responses and rewards that were trained",
     "report": "a page that shows how runs went",
