@@ -56,7 +56,7 @@ def _cores(config: RunConfig) -> Iterator[str]:
 
 def _overlap(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     train, held_out = (
-        [json.dumps(row.prompt) for row in rows.get(key, ())] for key in ("train_files", "val_files")
+        [repr(row.prompt) for row in rows.get(key, ())] for key in ("train_files", "val_files")
     )
     both = len(set(train) & set(held_out))
     if both:
