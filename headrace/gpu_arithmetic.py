@@ -122,9 +122,9 @@ def batch_notes(b: Batches) -> Iterator[str]:
         lower, upper = b.mini_batch - b.mini_batch % b.ranks, b.mini_batch + -b.mini_batch % b.ranks
         better = f"{lower} or {upper}" if lower else f"{upper}"
         yield (
-            f"actor.ppo_mini_batch_size = {b.mini_batch} does not divide by {b.ranks} trainer ranks: some get "
-            f"{most} samples and others {fewest}, and {100 * uneven_share(b.mini_batch, b.ranks):.0f} % of "
-            f"their time is spent waiting; set it to {better}"
+            f"actor.ppo_mini_batch_size = {b.mini_batch} does not divide by {b.ranks} trainer ranks: some "
+            f"get {most} samples and others {fewest}, and "
+            f"{100 * uneven_share(b.mini_batch, b.ranks):.0f} % of their time is spent waiting; set it to {better}"
         )
     if b.rest:
         yield (

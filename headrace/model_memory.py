@@ -1,7 +1,7 @@
 """What a model needs of memory, before anything is loaded: sizes from the files, needs from the settings.
 
-Sizes are exact: they come from the headers of the safetensors files. Needs are estimates; docs/models.md tells
-the formulas and what they leave out. With P parameters, W ranks and b bytes per element of `model.dtype`:
+Sizes are exact: they come from the headers of the safetensors files. Needs are estimates; docs/models.md
+tells the formulas and what they leave out. With P parameters, W ranks and b bytes per element of `model.dtype`:
 
 - a trainer rank holds its share of float32 master weights, gradients and AdamW's two moments (16 P / W), the
   parameters that FSDP has gathered at one moment (b x (root + two layers)), the float32 gradient of a layer,
@@ -12,15 +12,14 @@ the formulas and what they leave out. With P parameters, W ranks and b bytes per
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.config import RunConfig
+from headrace.model_files import read_settings, tensor_shapes, text_settings
 from headrace.weights.layout import ITEMSIZE
 
 RANK_PROCESS_BYTES = 600 * 10**6
@@ -59,37 +58,9 @@ class ModelShape:
         return self.parameters - self.in_layers
 
 
-def tensor_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor in the safetensors files of a directory (headers only).
-
-    Raises ValueError when a file cannot be read.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(model_dir.glob("*.safetensors")):
-        try:
-            with file.open("rb") as handle:
-                size = int.from_bytes(handle.read(8), "little")
-                if not 0 < size < 100_000_000:  # what safetensors itself accepts
-                    raise ValueError("no header")
-                header = json.loads(handle.read(size))
-                shapes |= {n: tuple(t["shape"]) for n, t in header.items() if n != "__metadata__"}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file}: not readable as safetensors ({error}); download it again") from error
-    return shapes
-
-
-def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes the language model."""
-    inner = settings.get("text_config")
-    return inner if isinstance(inner, Mapping) else settings
-
-
 def model_shape(model_dir: Path) -> ModelShape:
     """From config.json and the weights' headers. Raises ValueError, naming what is missing."""
-    try:
-        settings = text_settings(json.loads((model_dir / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{model_dir}/config.json: not readable ({error})") from error
+    settings = text_settings(read_settings(model_dir))
     shapes = tensor_shapes(model_dir)
     if not shapes:
         raise ValueError(f"{model_dir}: no weights")

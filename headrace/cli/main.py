@@ -20,6 +20,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 
 COMMANDS = {
     "run": "train on this machine",
+    "validate": "check everything without starting anything",
     "modes": "what a configuration amounts to",
     "status": "how a run is doing",
     "scale": "more or fewer rollouters while a run is on",

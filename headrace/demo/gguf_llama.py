@@ -184,9 +184,7 @@ def convert(file: Path, out: Path, dtype: str = "bfloat16") -> None:
     reader = GGUFReader(file)
     metadata = read_metadata(reader)
     wanted: torch.dtype = getattr(torch, dtype)
-    state = {
-        name: torch.from_numpy(np.array(values)).to(wanted) for name, values in tensors(reader)
-    }
+    state = {name: torch.from_numpy(np.array(values)).to(wanted) for name, values in tensors(reader)}
     config = llama_config(metadata, "lm_head.weight" not in state, dtype)
     config.architectures = ["LlamaForCausalLM"]
     build_tokenizer(metadata).save_pretrained(out)

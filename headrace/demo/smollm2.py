@@ -96,9 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m headrace.demo.smollm2",
         description="Make the model and the rows that configs/smollm2.yaml names.",
     )
-    parser.add_argument(
-        "--cache-dir", type=Path, default=CACHE, help="where they go (default: %(default)s)"
-    )
+    parser.add_argument("--cache-dir", type=Path, default=CACHE, help="where they go (default: %(default)s)")
     args = parser.parse_args(argv)
     began = time.monotonic()
     try:

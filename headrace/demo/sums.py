@@ -24,7 +24,9 @@ _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 Sum = tuple[int, int]
 
 
-def split_sums(seed: int, smallest: int, largest: int, train: int, held_out: int) -> tuple[list[Sum], list[Sum]]:
+def split_sums(
+    seed: int, smallest: int, largest: int, train: int, held_out: int
+) -> tuple[list[Sum], list[Sum]]:
     """(training sums, held-out sums) with terms from `smallest` to `largest`.
 
     Raises ValueError when there are fewer different sums than asked for.

@@ -17,6 +17,7 @@ import redis
 from headrace import cores, demo, redis_url
 from headrace.config import RunConfig
 from headrace.data.rows import DataError, Row, load_rows
+from headrace.model_files import unsupported
 from headrace.redis_connect import VOLATILE, connect
 from headrace.runner import reward_probe
 from headrace.valkey_server import ValkeyError, server_binary
@@ -130,6 +131,8 @@ def _model_directory(config: RunConfig, key: str, path: Path) -> Iterator[str]:
         yield f"{where}: no tokenizer; copy tokenizer.json and tokenizer_config.json into it"
     yield from _weights(key, path)
     if isinstance(settings, dict):
+        if (why := unsupported(settings)) is not None:
+            yield f"{where}: {why}"
         yield from _lengths(config, settings)
         if key != "model.path":
             yield from _vocabulary(config, key, settings)

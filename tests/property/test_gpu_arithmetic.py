@@ -22,7 +22,7 @@ small = st.integers(1, 8)
 
 
 def fits(nodes: int, trainer: int, t: int, replicas: int, tp: int, g: int) -> bool:
-    """By placing: the trainer's nodes first (all alike, so which ones does not matter), replicas one by one."""
+    """By placing: the trainer on the first nodes (all are alike), then the replicas one by one."""
     if nodes < trainer:
         return False
     free = [g - t if node < trainer else g for node in range(nodes)]
