@@ -124,7 +124,8 @@ def batch_notes(b: Batches) -> Iterator[str]:
         yield (
             f"actor.ppo_mini_batch_size = {b.mini_batch} does not divide by {b.ranks} trainer ranks: some "
             f"get {most} samples and others {fewest}, and "
-            f"{100 * uneven_share(b.mini_batch, b.ranks):.0f} % of their time is spent waiting; set it to {better}"
+            f"{100 * uneven_share(b.mini_batch, b.ranks):.0f} % of their time is spent waiting; "
+            f"set it to {better}"
         )
     if b.rest:
         yield (

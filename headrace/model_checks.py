@@ -91,8 +91,8 @@ def _tokens(path: Path, tokenizer: Any, found: Checked) -> None:
     if ends and own is not None and own not in ends:
         found.warnings.append(
             f"the tokenizer ends texts with {tokenizer.eos_token!r} ({own}), at which the engine will not "
-            f"stop (generation_config.json names {ends}): if the chat template ends an answer with it, add it "
-            "to eos_token_id there"
+            f"stop (generation_config.json names {ends}): if the chat template ends an answer with it, add "
+            "it to eos_token_id there"
         )
     vocabulary = settings.get("vocab_size")
     if isinstance(vocabulary, int) and len(tokenizer) > vocabulary:

@@ -1,7 +1,8 @@
 """What a model needs of memory, before anything is loaded: sizes from the files, needs from the settings.
 
 Sizes are exact: they come from the headers of the safetensors files. Needs are estimates; docs/models.md
-tells the formulas and what they leave out. With P parameters, W ranks and b bytes per element of `model.dtype`:
+tells the formulas and what they leave out. With P parameters, W ranks and b bytes per element of
+`model.dtype`:
 
 - a trainer rank holds its share of float32 master weights, gradients and AdamW's two moments (16 P / W), the
   parameters that FSDP has gathered at one moment (b x (root + two layers)), the float32 gradient of a layer,

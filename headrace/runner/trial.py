@@ -137,7 +137,7 @@ class Trial:
         if tried and all(s["ground_truth"] == s["empty"] for s in tried):
             found.warnings.append(
                 "custom_reward_function: the ground truth given as an answer scores as an empty answer does, "
-                f"{tried[0]['empty']:g}: right if the reward wants more around it, else it tells nothing apart"
+                f"{tried[0]['empty']:g}: right if the reward wants more around it, else tells nothing"
             )
         return found
 
