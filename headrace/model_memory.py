@@ -25,10 +25,10 @@ from headrace.weights.layout import ITEMSIZE
 
 RANK_PROCESS_BYTES = 600 * 10**6
 """A trainer rank before it loads a model: Python, torch, transformers, on the host."""
-ENGINE_PROCESS_BYTES = 1000 * 10**6
+ENGINE_PROCESS_BYTES = 1300 * 10**6
 """An engine on the CPU backend before it loads a model, with kernels and buffers of its own."""
-SERVICES_BYTES = 900 * 10**6
-"""Queue service, coordinator, rendezvous store and launcher together."""
+SERVICES_BYTES = 800 * 10**6
+"""Queue service, coordinator and rendezvous store together."""
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks|block)\.(\d+)\.")
 

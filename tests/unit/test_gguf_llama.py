@@ -18,7 +18,8 @@ from tests.integration.tiny_models import token_log_probs  # noqa: E402
 HEADS, KV_HEADS, HIDDEN, INNER, LAYERS = 4, 2, 64, 96, 2
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 NAMES = {
@@ -64,10 +65,13 @@ def tiny_llama(tied: bool) -> Any:
 
 
 def pairs_from_halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """What llama.cpp's converter does to q and k, row by row: row i of a head's first half, then of its second."""
+    """What llama.cpp's converter does to q and k: row i of a head's first half, then row i of its second."""
     size = weight.shape[0] // heads
     order = [
-        head * size + half * (size // 2) + i for head in range(heads) for i in range(size // 2) for half in (0, 1)
+        head * size + half * (size // 2) + i
+        for head in range(heads)
+        for i in range(size // 2)
+        for half in (0, 1)
     ]
     return weight[order]
 

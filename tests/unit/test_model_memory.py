@@ -116,7 +116,11 @@ def seven_billion(tmp_path: Path) -> Path:
     shapes: dict[str, tuple[int, ...]] = {
         f"model.layers.{n}.{name}": shape for n in range(28) for name, shape in layer.items()
     }
-    shapes |= {"model.embed_tokens.weight": (words, h), "lm_head.weight": (words, h), "model.norm.weight": (h,)}
+    shapes |= {
+        "model.embed_tokens.weight": (words, h),
+        "lm_head.weight": (words, h),
+        "model.norm.weight": (h,),
+    }
     settings = {
         "hidden_size": h,
         "num_attention_heads": 28,
@@ -159,7 +163,9 @@ def test_more_ranks_need_less_each_and_a_critic_more(seven_billion: Path) -> Non
     extra = rank_need(c, shape, critic=shape).device_bytes - rank_need(c, shape).device_bytes
     assert extra == 16 * shape.parameters // 6
     offloaded = run_config(seven_billion, actor={"use_kl_loss": True}, ref={"param_offload": True})
-    assert rank_need(offloaded, shape, reference=shape).device_bytes == rank_need(offloaded, shape).device_bytes
+    assert (
+        rank_need(offloaded, shape, reference=shape).device_bytes == rank_need(offloaded, shape).device_bytes
+    )
     old = run_config(seven_billion, async_training={"use_rollout_log_probs": False})
     more = rank_need(old, shape).host_bytes - rank_need(c, shape).host_bytes
     assert more == 8 * shape.parameters // 6
@@ -188,7 +194,9 @@ def test_a_recipe_of_one_node(seven_billion: Path) -> None:
     found = forecast(run_config(seven_billion, actor={"ppo_mini_batch_size": 30}), Machines())
     assert found.facts["gpus"] == {"trainer": 6, "rollout": 2, "per_node": 8, "nodes": 1, "idle": 0}
     assert found.facts["batches"]["samples_per_rank"] == [5, 5]
-    assert "6 GPUs for the trainer (1 x 6), 2 for rollouters (2 x 1): 1 node of 8, 0 GPUs unused" in found.lines
+    assert (
+        "6 GPUs for the trainer (1 x 6), 2 for rollouters (2 x 1): 1 node of 8, 0 GPUs unused" in found.lines
+    )
     assert math.isclose(found.facts["memory"]["parameters"], 7_615_616_512)
 
 
