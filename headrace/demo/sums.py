@@ -19,6 +19,9 @@ from typing import Any
 DATA_SOURCE = "sums"
 ABILITY = "arithmetic"
 
+EXAMPLES: tuple[tuple[int, int], ...] = ((2, 3), (7, 4))
+"""Shown as earlier turns of the chat: a small model otherwise talks about the sum rather than give it."""
+
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 Sum = tuple[int, int]
@@ -31,7 +34,10 @@ def split_sums(
 
     Raises ValueError when there are fewer different sums than asked for.
     """
-    every = [(a, b) for a in range(smallest, largest + 1) for b in range(a, largest + 1)]
+    shown = {tuple(sorted(example)) for example in EXAMPLES}
+    every = [
+        (a, b) for a in range(smallest, largest + 1) for b in range(a, largest + 1) if (a, b) not in shown
+    ]
     if train + held_out > len(every):
         raise ValueError(
             f"there are {len(every)} sums of terms from {smallest} to {largest}, fewer than "
@@ -46,13 +52,20 @@ def split_sums(
 def data_row(terms: Sum, split: str, index: int) -> dict[str, Any]:
     """One row in verl's format."""
     a, b = terms
+    turns = []
+    for x, y in EXAMPLES:
+        turns += [_turn("user", f"{x} + {y} = ?"), _turn("assistant", f"{x} + {y} = {x + y}")]
     return {
-        "prompt": [{"role": "user", "content": f"{a} + {b} = ?"}],
+        "prompt": [*turns, _turn("user", f"{a} + {b} = ?")],
         "data_source": DATA_SOURCE,
         "ability": ABILITY,
         "reward_model": {"style": "rule", "ground_truth": str(a + b)},
         "extra_info": {"split": split, "index": index},
     }
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
 
 
 def write_rows(path: Path, sums: Iterable[Sum], split: str) -> None:

@@ -67,7 +67,6 @@ def test_a_run_to_its_end_and_once_more(desk: Desk) -> None:
         "2 optimizer steps",
         "idle: trainer 38 %, rollouters 25 %",
         "syncs: 2, median 0.15 s; engines score like the trainer to 2.0e-06",
-        "memory at each part's peak: ",
         "ledger balanced: 4 issued = 4 ready",
         f"model: {desk.layout.final}",
     ):

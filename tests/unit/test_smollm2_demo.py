@@ -17,15 +17,18 @@ def test_no_sum_is_trained_and_held_out(tmp_path: Path) -> None:
     assert (len(train), len(held_out)) == (150, 30)
     unordered = [tuple(sorted(terms)) for terms in train + held_out]
     assert len(set(unordered)) == 180
+    assert not {(2, 3), (4, 7)} & set(unordered), "these are the chat's examples"
     assert sums.split_sums(3, 1, 20, 150, 30) == (train, held_out)
     assert sums.split_sums(4, 1, 20, 150, 30) != (train, held_out)
     assert any(a > b for a, b in train)
     assert any(a < b for a, b in train)
-    with pytest.raises(ValueError, match="there are 210 sums"):
+    with pytest.raises(ValueError, match="there are 208 sums"):
         sums.split_sums(0, 1, 20, 200, 30)
     sums.write_rows(tmp_path / "rows.jsonl", train, "train")
     rows = load_rows([tmp_path / "rows.jsonl"])
     a, b = train[7]
+    first, answer, *_, last = (message.content for message in rows[7].prompt if not isinstance(message, str))
+    assert (first, answer, last) == ("2 + 3 = ?", "2 + 3 = 5", f"{a} + {b} = ?")
     assert (rows[7].ground_truth, rows[7].data_source) == (str(a + b), "sums")
 
 
@@ -52,13 +55,12 @@ def test_thousands_separators_are_no_part_of_a_number() -> None:
     assert sums.last_number("about 1,234.5") == "1234.5"
 
 
-def test_the_cache_is_made_once_and_anew_when_the_code_changes(
+def test_the_model_is_converted_once_and_anew_when_the_code_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
 
     def convert(file: Path, out: Path, dtype: str = "bfloat16") -> None:
-        out.mkdir()
         (out / "config.json").write_text("{}")
         made.append(file)
 
@@ -67,12 +69,13 @@ def test_the_cache_is_made_once_and_anew_when_the_code_changes(
     assert smollm2.prepare(cache, file)
     assert not smollm2.prepare(cache, file)
     assert made == [file]
-    assert (len(load_rows([cache / "train.jsonl"])), len(load_rows([cache / "val.jsonl"]))) == (512, 32)
-    stamp = json.loads((cache / "made_from.json").read_text())
-    stamp["sources"]["sums.py"] = "another"
-    (cache / "made_from.json").write_text(json.dumps(stamp))
+    assert (len(load_rows([cache / "train.jsonl"])), len(load_rows([cache / "val.jsonl"]))) == (160, 32)
+    stamp = json.loads((cache / "model" / "made_from.json").read_text())
+    (cache / "model" / "made_from.json").write_text(json.dumps({**stamp, "converter": "another"}))
     assert smollm2.prepare(cache, file)
-    assert [p.name for p in tmp_path.iterdir()] == ["cache"], "nothing half-made is left"
+    assert sorted(p.name for p in cache.iterdir()) == ["model", "train.jsonl", "val.jsonl"], (
+        "nothing half-made"
+    )
 
 
 def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +85,7 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(gguf_llama, "convert", convert)
     with pytest.raises(OSError, match="no space left"):
         smollm2.prepare(tmp_path / "cache", tmp_path / "m.gguf")
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_without_the_wheel_it_says_what_to_install(
