@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from headrace.config_load import load
 from headrace.data.rows import load_rows
 from headrace.demo import gguf_llama, smollm2, sums
+from headrace.reward import load_reward
 
 
 def test_no_sum_is_trained_and_held_out(tmp_path: Path) -> None:
@@ -76,6 +78,16 @@ def test_the_model_is_converted_once_and_anew_when_the_code_changes(
     assert sorted(p.name for p in cache.iterdir()) == ["model", "train.jsonl", "val.jsonl"], (
         "nothing half-made"
     )
+
+
+def test_the_configuration_names_what_is_prepared() -> None:
+    config = load(Path(__file__).resolve().parents[2] / "configs" / "smollm2.yaml")
+    assert config.model.path == str(smollm2.CACHE / "model")
+    assert config.data.train_files == [str(smollm2.CACHE / "train.jsonl")]
+    assert config.data.val_files == [str(smollm2.CACHE / "val.jsonl")]
+    assert config.model.dtype == "bfloat16"
+    function = load_reward(config.custom_reward_function.path, config.custom_reward_function.name)
+    assert function is sums.compute_score
 
 
 def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
