@@ -65,7 +65,8 @@ def model_shape(model_dir: Path) -> ModelShape:
     shapes = tensor_shapes(model_dir)
     if not shapes:
         raise ValueError(f"{model_dir}: no weights")
-    tied = bool(settings.get("tie_word_embeddings", False))
+    # Families that tie by default need not say so; then there is no tensor of the head either.
+    tied = settings.get("tie_word_embeddings", not any(n.endswith("lm_head.weight") for n in shapes))
     kept = {n: math.prod(s) for n, s in shapes.items() if not (tied and n.endswith("lm_head.weight"))}
     in_layer: dict[int, int] = {}
     for name, count in kept.items():
@@ -96,7 +97,7 @@ def model_shape(model_dir: Path) -> ModelShape:
         q_size=heads * size,
         kv_size=int(kv_heads) * size,
         vocabulary=number_of("vocab_size"),
-        tied=tied,
+        tied=bool(tied),
     )
 
 

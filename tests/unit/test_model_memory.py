@@ -55,6 +55,12 @@ def test_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
         sizes = (attention.q_proj.out_features, attention.k_proj.out_features)
         assert (shape.q_size, shape.kv_size) == sizes
     assert shape.tied == kind.endswith("-tied")
+    if shape.tied:
+        file = tmp_path / "config.json"
+        settings = json.loads(file.read_text())
+        settings.pop("tie_word_embeddings", None)
+        file.write_text(json.dumps(settings))
+        assert model_shape(tmp_path) == shape
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
