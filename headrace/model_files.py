@@ -83,7 +83,9 @@ def unsupported(settings: Mapping[str, Any]) -> str | None:
             f"its weights are quantised ({name or 'quantization_config'}), and cannot be trained; give the "
             "model in bfloat16 or float32"
         )
-    named = settings.get("architectures")
+    named, code = settings.get("architectures"), settings.get("auto_map")
+    if isinstance(code, Mapping) and "AutoModelForCausalLM" in code:
+        return None  # the directory brings a class of its own
     if isinstance(named, list) and named and not any(_generates(str(name)) for name in named):
         return (
             f"{', '.join(map(str, named))} is no causal language model; give one whose architecture ends in "

@@ -222,7 +222,9 @@ def test_models_that_cannot_be_trained_are_refused(settings: dict[str, Any], tol
 
 
 def test_models_that_can_be_are_not() -> None:
-    for settings in ({}, {"architectures": ["LlamaForCausalLM"]}, {"architectures": ["GPT2LMHeadModel"]}):
+    own = {"architectures": ["OwnModel"], "auto_map": {"AutoModelForCausalLM": "own.OwnModel"}}
+    llama, gpt2 = {"architectures": ["LlamaForCausalLM"]}, {"architectures": ["GPT2LMHeadModel"]}
+    for settings in ({}, llama, gpt2, own):
         assert unsupported(settings) is None
 
 
