@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench bench-algorithms bench-modes chaos proto docs clean
+.PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos images images-check
+.PHONY: manifests monitor-check test-kind proto docs clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(VENV)/.ready: requirements/cpu.lock pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) sh scripts/setup.sh
@@ -18,8 +19,10 @@ setup: $(VENV)/.ready ## Set up .venv from the pinned lock
 demo: $(VENV)/.ready ## Train a small model on this machine; ARGS="key=value ..." changes the configuration
 	@$(BIN)/headrace run configs/demo.yaml $(ARGS)
 
-test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects
-	@$(BIN)/python -m pytest $(ARGS)
+# Two files of tests at a time: many of them wait for processes that start or for deadlines that pass.
+JOBS ?= 2
+test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects, JOBS=0 runs them one after the other
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.ready ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -38,6 +41,17 @@ bench-modes: $(VENV)/.ready ## Every mode on one task: times, idle ratios, score
 
 chaos: $(VENV)/.ready ## A real run under random faults, then the audit; FAULTS=40 SEED=7
 	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),40) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+REGISTRY ?= headrace
+TAG ?= latest
+DEVICE ?= cuda
+images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=...
+	@for service in queue coordinator trainer rollouter; do \
+	  docker build -f docker/Dockerfile.$$service --build-arg DEVICE=$(DEVICE) -t $(REGISTRY)/$$service:$(TAG) . || exit 1; \
+	done
+
+images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean environment, and a short run from all four
+	@$(BIN)/python -m tests.docker.check $(ARGS)
 
 proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh

@@ -30,15 +30,22 @@ def run_dir() -> Path:
 
 
 def token() -> str:
-    """HEADRACE_TOKEN. Empty turns authentication off, which only suits a loopback address."""
+    """HEADRACE_TOKEN. Empty turns authentication off, which only suits a loopback address.
+
+    Several tokens, separated by commas, are all accepted and the first is sent: a token is replaced without
+    a pause by `new,old` everywhere, then `new`. (The first step itself is two: `old,new`, then `new,old`.)
+    """
     return os.environ.get("HEADRACE_TOKEN", "")
 
 
 def bearer(secret: str) -> tuple[tuple[str, str], ...]:
     """gRPC metadata that carries the token."""
-    return (("authorization", f"Bearer {secret}"),) if secret else ()
+    return (("authorization", f"Bearer {secret.split(',')[0]}"),) if secret else ()
 
 
 def token_matches(header: str | None, secret: str) -> bool:
     """Whether an Authorization header carries the token; compared in constant time."""
-    return not secret or hmac.compare_digest((header or "").encode(), f"Bearer {secret}".encode())
+    given = (header or "").encode()
+    return not secret or any(
+        hmac.compare_digest(given, f"Bearer {one}".encode()) for one in secret.split(",") if one
+    )

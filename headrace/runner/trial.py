@@ -20,7 +20,10 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.config import RunConfig
-from headrace.data.rows import DataError, Row, load_rows, tokenize_rows
+from headrace.data.dataset import read_held_out, read_train
+from headrace.data.prompts import Prompts, tokenize_rows
+from headrace.data.rows import DataError, Row, Rows
+from headrace.data.tokenizer import load_tokenizer, need_template
 from headrace.model_checks import Checked, check_model
 from headrace.reward import RewardError, Scorer, load_reward
 
@@ -34,22 +37,20 @@ SECTIONS = ("model", "data", "reward")
 # -- seams --------------------------------------------------------------------------------------------
 
 
-def _rows(config: RunConfig) -> dict[str, list[Row]]:
+def _rows(config: RunConfig) -> dict[str, Rows]:
     """By key. Raises DataError."""
-    data = config.data
-    held_out = load_rows(data.val_files) if data.val_files else []
-    return {"train_files": load_rows(data.train_files), "val_files": held_out}
+    return {"train_files": read_train(config.data), "val_files": read_held_out(config.data)}
 
 
 def _tokenizer(config: RunConfig) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
-
-
-def _prompt_ids(config: RunConfig, tokenizer: Any, rows: list[Row]) -> list[list[int]]:
     """Raises DataError."""
-    return tokenize_rows(tokenizer, rows, config.data.max_prompt_length)
+    return load_tokenizer(config)
+
+
+def _prompts(config: RunConfig, tokenizer: Any, rows: list[Row]) -> Prompts:
+    """Raises DataError."""
+    need_template(tokenizer, rows, config)
+    return tokenize_rows(tokenizer, rows, config.data)
 
 
 def _scorer(config: RunConfig) -> Callable[[Row, str], Any]:
@@ -78,34 +79,34 @@ class Trial:
     def model(self) -> Checked:
         try:
             self._tokenizer = _tokenizer(self._config)
-        except Exception as error:  # of transformers, or of the tokenizer's own code
-            why = str(error).splitlines()[0] if str(error) else repr(error)
-            return Checked(
-                problems=[f"model.path: {self._config.model.path}: no tokenizer can be read: {why}"]
-            )
+        except DataError as error:
+            return Checked(problems=[str(error)])
         return check_model(self._config, self._tokenizer)
 
     def data(self) -> Checked:
         found = Checked()
         try:
-            self._data = _rows(self._config)
+            read = _rows(self._config)
         except DataError as error:
             return Checked(problems=[f"data: {line.strip()}" for line in str(error).splitlines()])
-        for key, rows in self._data.items():
-            if not rows:
+        for key, rows in read.items():
+            if not rows.rows:
                 continue
-            facts: dict[str, Any] = {"rows": len(rows)}
+            self._data[key] = rows.rows
+            facts: dict[str, Any] = {"rows": len(rows.rows), "left_out": rows.skipped.total}
             found.facts[key] = facts
             if self._tokenizer is None:
                 continue
-            looked_at = rows[:MOST_PROMPTS]
+            looked_at = rows.rows[:MOST_PROMPTS]
             try:
-                lengths = [len(ids) for ids in _prompt_ids(self._config, self._tokenizer, looked_at)]
+                prompts = _prompts(self._config, self._tokenizer, looked_at)
             except DataError as error:
                 found.problems += [f"data.{key}: {line.strip()}" for line in str(error).splitlines()]
                 continue
+            lengths = [len(ids) for ids in prompts.tokens]
             facts["tokenised"] = len(looked_at)
             facts["prompt_tokens"] = {"median": statistics.median(lengths), "longest": max(lengths)}
+            found.warnings += [f"data.{key}: {remark}" for remark in prompts.remarks(self._config.data)]
         return found
 
     def reward(self) -> Checked:

@@ -77,6 +77,7 @@ def test_everything_right(
     assert found["model"]["eos"] == {"<eos>": 2}
     assert found["data"]["train_files"] == {
         "rows": 4,
+        "left_out": 0,
         "tokenised": 4,
         "prompt_tokens": {"median": 6.5, "longest": 7},
     }

@@ -7,7 +7,6 @@ Every answer that needs Redis is 503 while it is away, after two seconds at most
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
@@ -20,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from headrace import __version__
+from headrace.environment import token_matches
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerError
 from headrace.ledger.replies import Stats, Verdict
@@ -183,7 +183,7 @@ def _token_check(token: str) -> Callable[[Request], None]:
             problem = "the service was started without HEADRACE_TOKEN, so nothing can be changed over HTTP"
         elif scheme.lower() != "bearer" or not given:
             problem = "send the header Authorization: Bearer <HEADRACE_TOKEN>"
-        elif not hmac.compare_digest(given.strip().encode(), token.encode()):
+        elif not token_matches(f"Bearer {given.strip()}", token):
             problem = "the token is wrong"
         else:
             return

@@ -19,7 +19,7 @@ from typing import Any
 import redis
 import uvicorn
 
-from headrace import environment, logs
+from headrace import environment, logs, tls
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
@@ -53,6 +53,7 @@ class Rollouter:
 
     async def run(self) -> int:
         config = self.config
+        tls.check()
         listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
         scorer = Scorer(
             load_reward(config.custom_reward_function.path, config.custom_reward_function.name),

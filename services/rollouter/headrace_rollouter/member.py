@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from headrace import tls
 from headrace.config import RunConfig
 from headrace.environment import bearer
 from headrace.v1 import sync_pb2 as pb
@@ -57,7 +58,7 @@ class Member:
         delay = 0.2
         while True:
             try:
-                async with grpc.aio.insecure_channel(
+                async with tls.aio_channel(
                     self._address,
                     options=[
                         ("grpc.max_receive_message_length", _MAX_MESSAGE),
@@ -70,7 +71,8 @@ class Member:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                     raise Expelled(f"{self._address} refuses the token: {error.details()}") from error
-                log.warning("coordinator stream broke", extra={"code": str(error.code()), "retry_s": delay})
+                why = {"code": str(error.code()), "details": error.details(), "retry_s": delay}
+                log.warning("coordinator stream broke", extra=why)
             finally:
                 self.connected = False
                 self.left.set()

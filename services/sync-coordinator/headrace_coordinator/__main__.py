@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from headrace import environment, logs
+from headrace import environment, logs, tls
 from headrace.config_load import ConfigError, load
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable
 from headrace.redis_connect import connect_async
@@ -57,7 +57,7 @@ async def serve(args: argparse.Namespace) -> int:
         (name, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), server
     )
     try:
-        port = server.add_insecure_port(f"{args.host}:{args.port}")
+        port = tls.listen(server, f"{args.host}:{args.port}")
     except RuntimeError as error:
         print(f"headrace-coordinator: cannot listen on {args.host}:{args.port}: {error}", file=sys.stderr)
         return EX_CONFIG
@@ -91,7 +91,7 @@ def main() -> None:
     logs.setup("coordinator")
     try:
         sys.exit(asyncio.run(serve(args)))
-    except ConfigError as error:
+    except (ConfigError, tls.TlsError) as error:
         print(error, file=sys.stderr)
         sys.exit(EX_CONFIG)
     except LedgerUnavailable as error:

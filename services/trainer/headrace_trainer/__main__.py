@@ -16,7 +16,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from headrace import logs
+from headrace import logs, tls
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.net import interface_address
@@ -41,7 +41,8 @@ def main() -> None:
     try:
         config = load(args.config)
         bind(config.trainer.cpus, "trainer.cpus")
-    except ConfigError as error:
+        tls.check()
+    except (ConfigError, tls.TlsError) as error:
         print(error, file=sys.stderr)
         sys.exit(EX_CONFIG)
     if not args.rdzv:

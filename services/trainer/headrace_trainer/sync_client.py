@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
+from headrace import tls
 from headrace.comm import CommunicatorError
 from headrace.environment import bearer
 from headrace.v1 import sync_pb2 as pb
@@ -106,7 +107,7 @@ class SyncClient:
         delay = 0.2
         while not self._stop.is_set():
             try:
-                with grpc.insecure_channel(
+                with tls.channel(
                     self._address,
                     options=[
                         ("grpc.max_receive_message_length", _MAX_MESSAGE),
@@ -123,7 +124,9 @@ class SyncClient:
                     self._fail(f"the coordinator at {self._address} refuses the token (HEADRACE_TOKEN)")
                     return
                 if not self._stop.is_set():
-                    log.warning("coordinator stream broke", extra={"code": str(code), "retry_s": delay})
+                    details = error.details() if isinstance(error, grpc.Call) else None
+                    why = {"code": str(code), "details": details, "retry_s": delay}
+                    log.warning("coordinator stream broke", extra=why)
             except Exception as error:  # the training loop must hear of it, or it would wait in vain
                 log.exception("sync client failed")
                 self._fail(f"sync client failed: {error!r}")

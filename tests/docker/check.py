@@ -1,0 +1,62 @@
+"""`python -m tests.docker.check`: a short run of the demo with each service from its own image's lock.
+
+There is no image in it: each lock is installed into a clean environment of its own (about 5 GB under
+.cache/images, made anew), and the local runner starts every service from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from headrace.cli.main import main as headrace
+from headrace.runner import services
+from tests.docker.environments import PACKAGES, ROOT, SERVICES, build_context, install
+
+ENVIRONMENTS = ROOT / ".cache" / "images"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.docker.check", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="use the environments that are there")
+    args = parser.parse_args()
+    if not args.keep:
+        shutil.rmtree(ENVIRONMENTS, ignore_errors=True)
+    pythons: dict[str, Path] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        context = build_context(Path(folder))
+        for service in SERVICES:
+            where = ENVIRONMENTS / service
+            print(f"images: {service}", flush=True)
+            found = where / "bin" / "python"
+            pythons[PACKAGES[service]] = found if found.exists() else install(service, where, context)
+    for package, python in pythons.items():
+        size = subprocess.run(["du", "-sm", python.parents[1]], capture_output=True, text=True, check=True)
+        print(f"images: {package}: {size.stdout.split()[0]} MB", flush=True)
+    pythons["headrace.rendezvous"] = pythons[PACKAGES["trainer"]]
+    own = services._module
+
+    def from_its_image(layout: Any, name: str, package: str, *rest: Any, **options: Any) -> Any:
+        with mock.patch.object(sys, "executable", str(pythons[package])):
+            return own(layout, name, package, *rest, **options)
+
+    os.environ.pop("PYTHONPATH", None)
+    os.chdir(ROOT)
+    with mock.patch.object(services, "_module", from_its_image):
+        headrace(
+            [
+                *("run", "configs/demo.yaml", "name=images", "rollout.total_rollout_steps=256"),
+                *("trainer.resume=never", f"runs_dir={ENVIRONMENTS}/runs"),
+            ]
+        )
+
+
+if __name__ == "__main__":
+    main()
