@@ -108,7 +108,9 @@ class Report:
         for text in self.problems:
             print(text, file=sys.stderr)
         sys.stderr.flush()
-        print(f"{len(self.problems)} problems" if self.problems else "no problems; nothing was started")
+        count = len(self.problems)
+        told = "no problems" if not count else "1 problem" if count == 1 else f"{count} problems"
+        print(f"{told}; nothing was started")
 
 
 def _section_lines(sections: dict[str, Checked]) -> list[str]:
