@@ -17,6 +17,7 @@ from headrace.config import RunConfig
 from headrace.data.dataset import read_held_out, read_train
 from headrace.data.rows import DataError, Row
 from headrace.data.tokenizer import template_problem
+from headrace.model_files import unsupported
 from headrace.redis_connect import VOLATILE, connect
 from headrace.runner import reward_probe, trackers
 from headrace.runner.data_progress import print_progress
@@ -140,6 +141,8 @@ def _model_directory(config: RunConfig, key: str, path: Path) -> Iterator[str]:
         yield f"{where}: no tokenizer; copy tokenizer.json and tokenizer_config.json into it"
     yield from _weights(key, path)
     if isinstance(settings, dict):
+        if (why := unsupported(settings)) is not None:
+            yield f"{where}: {why}"
         yield from _lengths(config, settings)
         if key != "model.path":
             yield from _vocabulary(config, key, settings)

@@ -25,6 +25,7 @@ from headrace.ledger import ops
 from headrace.ledger.audit import audit
 from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.model_files import eos_token_ids
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import build_scorer
 from headrace.trace import recorder
@@ -35,7 +36,7 @@ from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_queue.__main__ import _report_the_last, prepare
 from headrace_queue.loops import Pulse, run_loop
 from headrace_rollouter.__main__ import _decoder
-from headrace_rollouter.engine import Engine, eos_token_ids
+from headrace_rollouter.engine import Engine
 from headrace_rollouter.member import Member
 from headrace_rollouter.work import Worker
 from headrace_trainer.loop import Trainer

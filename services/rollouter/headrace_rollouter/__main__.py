@@ -25,6 +25,7 @@ from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.model_files import eos_token_ids
 from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect_async
 from headrace.reward import RewardError, build_scorer
@@ -32,7 +33,7 @@ from headrace.startup import until_configured
 from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
 from headrace.trace import recorder
 from headrace_rollouter import metrics
-from headrace_rollouter.engine import Engine, EngineFailed, eos_token_ids
+from headrace_rollouter.engine import Engine, EngineFailed
 from headrace_rollouter.health import build_app
 from headrace_rollouter.member import Expelled, Member
 from headrace_rollouter.work import Worker
