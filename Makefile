@@ -57,7 +57,8 @@ proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh
 
 docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
-	@$(BIN)/python -m headrace.ledger.doc > docs/ledger.md && $(BIN)/python -m headrace.config_doc && $(BIN)/python -m headrace.metrics_doc
+	@$(BIN)/python -m headrace.ledger.doc > docs/ledger.md && $(BIN)/python -m headrace.config_doc && $(BIN)/python -m headrace.metrics_doc \
+	  && $(BIN)/python -m headrace.verl_doc
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis runs *.egg-info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]
 
 def _kind(annotation: Any) -> str:
     text = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
-    return (text or str(annotation).replace("typing.", "")).replace("|", "\\|")
+    return (text or re.sub(r"\b(typing|headrace\.\w+)\.", "", str(annotation))).replace("|", "\\|")
 
 
 def _limits(info: FieldInfo) -> str:

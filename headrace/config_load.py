@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from headrace import verl_translate
 from headrace.config import RunConfig
 from headrace.redis_url import masked
 
@@ -41,17 +42,17 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration in `path`, changed by `overrides` in their order.
 
     An override is `key.path=value` (the value is YAML), or the name of a further file, whose keys replace
-    those before. Raises ConfigError.
+    those before. verl's keys are read as ours where they mean the same. Raises ConfigError.
     """
-    data = _read(path)
+    data = _in_our_keys(_read(path), str(path))
     origins: list[tuple[str, str]] = []  # (key, where it was set), the latest first
     for text in overrides:
         if is_file_name(text):
-            layer = _read(Path(text))
+            layer = _in_our_keys(_read(Path(text)), text)
             origins[:0] = [(key, text) for name, value in layer.items() for key in _leaves(str(name), value)]
             _merge(data, layer)
         else:
-            origins.insert(0, (_apply(data, text), COMMAND_LINE))
+            origins[:0] = [(key, COMMAND_LINE) for key in _apply(data, text)]
 
     def where(dotted: str) -> str:
         for key, origin in origins:
@@ -69,6 +70,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         return RunConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError([_line(problem, where) for problem in error.errors()]) from None
+
+
+def read_plain(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The file as it stands, changed by `key.path=value`; nothing is checked. Raises ConfigError."""
+    data = _read(path)
+    for text in overrides:
+        _set(data, *_parsed(text), COMMAND_LINE)
+    return data
+
+
+def describe(error: ValidationError, where: str = "") -> list[str]:
+    """The errors of a configuration that came from elsewhere, as sentences."""
+    lines = [_line(problem, lambda _: where) for problem in error.errors()]
+    return [line.removeprefix(": ") for line in lines]
 
 
 def write(config: RunConfig, path: Path) -> None:
@@ -167,16 +182,80 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return f"{at}: not readable as YAML: {getattr(error, 'problem', None) or 'bad syntax'}; correct the line"
 
 
-def _apply(data: dict[str, Any], text: str) -> str:
-    """Apply one `key.path=value` to `data` and return the key."""
+def _in_our_keys(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """`data` with verl's keys replaced by ours. Raises ConfigError about those without a counterpart."""
+    known = frozenset(known_keys())
+    found = list(verl_translate.leaves(data, known))
+    if not any(verl_translate.is_foreign(key, value, known) for key, value in found):
+        return data
+    out: dict[str, Any] = {}
+    said: dict[str, tuple[str, Any]] = {}
+    lines: list[str] = []
+    for key, value in found:
+        try:
+            ours = _ours(key, value, known)
+        except verl_translate.NoCounterpart as error:
+            lines.append(f"{where}: {key}: {error}")
+            continue
+        if ours is None:
+            continue
+        name, ours_value = ours
+        if name in said and said[name][1] != ours_value:
+            lines.append(f"{where}: {key}: {said[name][0]} means the same and has another value; keep one")
+            continue
+        said[name] = key, ours_value
+        _set(out, name, ours_value, where)
+    if lines:
+        raise ConfigError(lines)
+    return out
+
+
+def _ours(key: str, value: Any, known: frozenset[str]) -> tuple[str, Any] | None:
+    """Our key and value; None when there is nothing to set. Raises NoCounterpart."""
+    if not verl_translate.is_foreign(key, value, known):
+        return key, value
+    return verl_translate.translate(key, value)
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """Key and value of one `key.path=value`; Hydra's `+key` is read as `key`. Raises ConfigError."""
     key, equals, raw = text.partition("=")
-    key = key.strip()
+    key = key.strip().lstrip("+")
     if not equals or not key or any(not part for part in key.split(".")):
         raise ConfigError([f"{COMMAND_LINE}: {text!r} is not an override; write key.path=value"])
     try:
-        value = yaml.load(raw, Loader=_Loader)
+        return key, yaml.load(raw, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError([f"{COMMAND_LINE}: {key}{_yaml_problem(error)}"]) from None
+
+
+def _apply(data: dict[str, Any], text: str) -> list[str]:
+    """Apply one `key.path=value` to `data` and return the keys that it sets."""
+    key, value = _parsed(text)
+    known = frozenset(known_keys())
+    keys = []
+    found = list(verl_translate.leaves(_nested(key, value), known))
+    if not any(verl_translate.is_foreign(name, inner, known) for name, inner in found):
+        found = [(key, value)]  # a section of ours is replaced as a whole
+    for name, inner in found:
+        try:
+            ours = _ours(name, inner, known)
+        except verl_translate.NoCounterpart as error:
+            raise ConfigError([f"{COMMAND_LINE}: {name}: {error}"]) from None
+        if ours is not None:
+            _set(data, *ours, COMMAND_LINE)
+            keys.append(ours[0])
+    return keys
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _set(data: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set a dotted key in nested sections, which are made as needed. Raises ConfigError."""
     node = data
     *sections, leaf = key.split(".")
     for depth, part in enumerate(sections):
@@ -185,10 +264,9 @@ def _apply(data: dict[str, Any], text: str) -> str:
             child = node[part] = {}
         if not isinstance(child, dict):
             inner = ".".join(sections[: depth + 1])
-            raise ConfigError([f"{COMMAND_LINE}: {key}: {inner} is a value, not a section; {_advice(key)}"])
+            raise ConfigError([f"{where}: {key}: {inner} is a value, not a section; {_advice(key)}"])
         node = child
     node[leaf] = value
-    return key
 
 
 def _merge(data: dict[Any, Any], layer: Mapping[Any, Any]) -> None:

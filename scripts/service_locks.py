@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "cpu.lock"
 TARGET = ROOT / "docker" / "locks"
 SERVICES = {
-    "queue": ["queue"],
+    "queue": ["queue", "rewards"],
     "coordinator": ["coordinator", "kubernetes"],
     "trainer": ["trainer", "logging"],
     "rollouter": ["rollouter-cpu", "rewards"],

@@ -21,6 +21,8 @@ EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 
 COMMANDS = {
     "run": "train on this machine",
+    "data": "what a run would train on: counts, lengths, and prompts token by token",
+    "convert-config": "a configuration of verl's as one of ours",
     "modes": "what a configuration amounts to",
     "status": "how a run is doing",
     "scale": "more or fewer rollouters while a run is on",

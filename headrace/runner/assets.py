@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace import demo
 from headrace.config import RunConfig
+from headrace.data.procedural import is_procedural
 from headrace.runner import reward_probe
 
 DEMO_CACHE = Path(".cache/demo")
@@ -16,7 +17,7 @@ DEMO_CACHE = Path(".cache/demo")
 def demo_names(config: RunConfig) -> list[str]:
     """The `demo:` names in the configuration."""
     models = [m for m in (config.model.path, config.ref.path, config.critic.path) if m is not None]
-    named = [*models, *config.data.train_files, *config.data.val_files]
+    named = [*models, *config.data.train_paths, *config.data.val_files]
     return [name for name in named if demo.is_demo_uri(name)]
 
 
@@ -49,7 +50,7 @@ def absolute(config: RunConfig) -> RunConfig:
     """Relative paths made absolute, `demo:` names kept: what a later start is compared with."""
 
     def path(value: str) -> str:
-        return value if demo.is_demo_uri(value) else str(Path(value).absolute())
+        return value if _is_name(value) else str(Path(value).expanduser().absolute())
 
     return _with_paths(config, path)
 
@@ -60,19 +61,29 @@ def resolve(config: RunConfig) -> RunConfig:
     def path(value: str) -> str:
         if demo.is_demo_uri(value):
             return str(demo.resolve(value, DEMO_CACHE, config.seed))
-        return str(Path(value).absolute())
+        return value if _is_name(value) else str(Path(value).expanduser().absolute())
 
     return _with_paths(config, path)
+
+
+def _is_name(value: str) -> bool:
+    """Whether it names something that is no file."""
+    return demo.is_demo_uri(value) or is_procedural(value)
 
 
 def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
     reward = config.custom_reward_function
     if reward_probe.is_file(reward.path):
         reward = reward.model_copy(update={"path": str(Path(reward.path).absolute())})
+    template = config.data.chat_template
     data = config.data.model_copy(
         update={
-            "train_files": [path(f) for f in config.data.train_files],
+            "train_files": [
+                path(f) if isinstance(f, str) else f.model_copy(update={"path": path(f.path)})
+                for f in config.data.train_files
+            ],
             "val_files": [path(f) for f in config.data.val_files],
+            "chat_template": template if template is None else str(Path(template).expanduser().absolute()),
         }
     )
     ref, critic = config.ref, config.critic

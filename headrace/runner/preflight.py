@@ -16,9 +16,12 @@ import redis
 
 from headrace import cores, demo, redis_url
 from headrace.config import RunConfig
-from headrace.data.rows import DataError, Row, load_rows
+from headrace.data.dataset import read_held_out, read_train
+from headrace.data.rows import DataError, Row
+from headrace.data.tokenizer import template_problem
 from headrace.redis_connect import VOLATILE, connect
 from headrace.runner import reward_probe, trackers
+from headrace.runner.data_progress import print_progress
 from headrace.valkey_server import ValkeyError, server_binary
 
 _REWARD_IMPORT_S = 60.0
@@ -36,9 +39,10 @@ class Findings:
 def examine(config: RunConfig) -> Findings:
     """Everything found wrong. `demo:` names still in the configuration are checked as names only."""
     rows: dict[str, list[Row]] = {}
+    warnings: list[str] = []
     problems = [
         *_demo_names(config),
-        *_data(config, rows),
+        *_data(config, rows, warnings),
         *_model(config),
         *_reward(config),
         *_redis(config),
@@ -46,7 +50,7 @@ def examine(config: RunConfig) -> Findings:
         *_cores(config),
         *trackers.problems(config),
     ]
-    return Findings(problems, [*_overlap(rows), *trackers.warnings(config)])
+    return Findings(problems, [*warnings, *_overlap(rows), *trackers.warnings(config)])
 
 
 def _cores(config: RunConfig) -> Iterator[str]:
@@ -56,9 +60,7 @@ def _cores(config: RunConfig) -> Iterator[str]:
 
 
 def _overlap(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    train, held_out = (
-        [json.dumps(row.prompt) for row in rows.get(key, ())] for key in ("train_files", "val_files")
-    )
+    train, held_out = ([row.prompt for row in rows.get(key, ())] for key in ("train_files", "val_files"))
     both = len(set(train) & set(held_out))
     if both:
         yield (
@@ -71,7 +73,7 @@ def _demo_names(config: RunConfig) -> Iterator[str]:
     named = {"model.path": [config.model.path]}
     for key, section in (("ref.path", config.ref), ("critic.path", config.critic)):
         named[key] = [section.path] if section.path is not None else []
-    named |= {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
+    named |= {"data.train_files": config.data.train_paths, "data.val_files": config.data.val_files}
     for key, values in named.items():
         for value in values:
             if demo.is_demo_uri(value) and value not in demo.KNOWN_URIS:
@@ -85,22 +87,32 @@ def _demo_names(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _data(config: RunConfig, read: dict[str, list[Row]]) -> Iterator[str]:
-    """Rows that can be read go into `read`, by key."""
-    for key, files in (("train_files", config.data.train_files), ("val_files", config.data.val_files)):
-        files = [f for f in files if not demo.is_demo_uri(f)]
-        for missing in [f for f in files if not Path(f).is_file()]:
-            yield f"data.{key}: {missing}: no such file; correct the path"
-        present = [f for f in files if Path(f).is_file()]
-        if not present:
-            continue
+def _data(config: RunConfig, read: dict[str, list[Row]], warnings: list[str]) -> Iterator[str]:
+    """Rows that can be read go into `read`, by key; what was left out is told in `warnings`.
+
+    Lengths in tokens are the queue service's to check, by the same code, before it issues anything: the
+    tokenizer's library takes longer to load than the whole rest of these checks.
+    """
+    data = config.data
+    named = {"train_files": (data.train_paths, read_train), "val_files": (data.val_files, read_held_out)}
+    for key, (entries, reader) in named.items():
+        if any(map(demo.is_demo_uri, entries)):
+            continue  # checked as a name; the files are made well-formed
         try:
-            rows = read[key] = load_rows(present)
+            found = reader(data, print_progress())
         except DataError as error:
             yield from (f"data.{key}: {line}" for line in str(error).splitlines())
             continue
-        if not rows:
-            yield f"data.{key}: {', '.join(present)}: no rows; add some"
+        read[key] = found.rows
+        if found.skipped.total:
+            left_out, first = found.skipped.total, "; ".join(map(str, found.skipped.kept[:3]))
+            warnings.append(
+                f"data.{key}: {left_out} of {len(found.rows) + left_out} rows are left out "
+                f"(data.skip_invalid): {first}"
+            )
+    rows = [row for key in named for row in read.get(key, ())]
+    if (problem := template_problem(rows, config)) is not None:
+        yield problem
 
 
 def _model(config: RunConfig) -> Iterator[str]:

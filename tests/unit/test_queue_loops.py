@@ -14,6 +14,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.data.feed_order import feed_order
 from headrace.data.rows import Row
 from headrace.ledger.client import LedgerError, LedgerUnavailable
 from headrace.ledger.replies import ExpireReply, IssueReply, ValStatus, Verdict
@@ -29,7 +30,8 @@ from tests.unit.queue_fakes import FakeLedger, make_stats
 
 def source(n_rows: int = 3) -> PromptSource:
     rows = [Row(i, "f", i + 1, "p", "s", str(i), None, {"i": i}) for i in range(n_rows)]
-    return PromptSource(rows, [np.asarray([i, i + 1], np.int32) for i in range(n_rows)], seed=1, shuffle=True)
+    tokens = [np.asarray([i, i + 1], np.int32) for i in range(n_rows)]
+    return PromptSource(rows, tokens, feed_order([n_rows], None, seed=1, shuffle=True))
 
 
 # -- run_loop -----------------------------------------------------------------------------------------
@@ -400,9 +402,3 @@ def test_the_digest_covers_what_a_prompt_is_made_of() -> None:
     assert whole != startup.digest(base.rows[:1], base.tokens[:1])
     assert whole != startup.digest(base.rows, base.tokens[::-1])
     assert whole != startup.digest(source(2).rows[::-1], base.tokens)
-
-
-def test_a_part_of_the_demo_is_no_path() -> None:
-    with pytest.raises(Fatal, match="`headrace run` prepares it") as caught:
-        startup.read_rows(["demo:spell_backward/train"])
-    assert caught.value.code == 78

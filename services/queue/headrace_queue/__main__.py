@@ -116,18 +116,15 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
         eval_file = EvalFile(run_dir / "eval.jsonl" if run_dir else None)
     except OSError as error:
         raise startup.config_problem(f"{run_dir}: eval.jsonl cannot be read: {error.strerror}") from None
-    rows = startup.read_rows(config.data.train_files)
-    held_out = startup.read_rows(config.data.val_files) if config.data.val_files else []
-    tokenizer = startup.load_tokenizer(config)
-    longest = config.data.max_prompt_length
-    source = PromptSource(rows, startup.tokens_of(tokenizer, rows, longest), config.seed, config.data.shuffle)
-    val_tokens = startup.tokens_of(tokenizer, held_out, longest)
-    print_ = startup.fingerprint(config, source, startup.digest(held_out, val_tokens))
+    data = startup.read_data(config)
+    source, held_out = PromptSource(data.train.rows, data.train.tokens, data.order), data.held_out
+    print_ = startup.fingerprint(config, data)
     patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s, waits_when_full=True)
     await startup.configure(patient, config, print_)
-    await startup.load_validation(patient, held_out, val_tokens, config.val.n)
+    await startup.load_validation(patient, held_out.rows, held_out.tokens, config.val.n)
     max_ready = config.data.max_ahead or 2 * config.rule.max_required
-    log.info("data is ready", extra={"rows": len(rows), "held_out": len(held_out), "max_ready": max_ready})
+    sizes = {"rows": len(source.rows), "held_out": len(held_out.rows), "max_ready": max_ready}
+    log.info("data is ready", extra=sizes)
 
     ledger = AsyncLedger(client, config.name, retry_s=LOOP_RETRY_S)
     # `resume: never` lets a trainer start from nothing: it will want every prompt again.
@@ -135,7 +132,7 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     return (
         Feeder(ledger, source, config.rollout.total_rollout_steps, max_ready),
         Janitor(ledger, config.ledger.lease_s, checkpoints),
-        ValidationReporter(ledger, [row.data_source for row in held_out], eval_file, config.val.n),
+        ValidationReporter(ledger, [row.data_source for row in held_out.rows], eval_file, config.val.n),
     )
 
 
@@ -168,6 +165,7 @@ async def _run(service: Service, loops: Sequence[Loop], listener: socket.socket)
     app = create_app(service)
     quiet = {"log_config": None, "access_log": False, "lifespan": "off"}
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=DRAIN_S, **quiet))
+    listener.listen()  # whoever reads the next line may connect at once: it is answered a moment later
     host, port = listener.getsockname()[:2]
     log.info("listening", extra={"host": host, "port": port, "run": service.run})
     web = asyncio.create_task(server.serve(sockets=[listener]))

@@ -17,9 +17,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from headrace.data.feed_order import prompt_at
+from headrace.data.feed_order import FeedOrder
 from headrace.data.rows import Row
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
@@ -40,11 +38,10 @@ class PromptSource:
 
     rows: Sequence[Row]
     tokens: Sequence[Int32Array]
-    seed: int
-    shuffle: bool
+    order: FeedOrder
 
     def prompt(self, issue: int) -> Prompt:
-        epoch, row = prompt_at(issue, len(self.rows), self.seed, self.shuffle)
+        epoch, row = self.order.at(issue)
         return make_prompt(self.rows[row], self.tokens[row], f"{issue:010d}", issue, epoch)
 
     def encoded(self, start: int, count: int) -> list[bytes]:
@@ -63,11 +60,6 @@ def make_prompt(row: Row, tokens: Int32Array, sample_id: str, issue: int, epoch:
         ground_truth=row.ground_truth,
         extra_info=row.extra_info,
     )
-
-
-def as_int32(tokens: Sequence[Sequence[int]]) -> list[Int32Array]:
-    """Token ids as arrays: a tenth of the memory of Python's lists."""
-    return [np.asarray(ids, dtype=np.int32) for ids in tokens]
 
 
 def next_issue(ready: int, cursor: int, max_ready: int, total: int) -> tuple[int, bool]:

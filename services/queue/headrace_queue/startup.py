@@ -13,7 +13,6 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import redis
@@ -21,15 +20,16 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from headrace import demo, redis_url, tls
+from headrace import redis_url, tls
 from headrace.config import RunConfig
-from headrace.data.rows import Row, Tokenizer, load_rows, tokenize_rows
+from headrace.data import dataset
+from headrace.data.rows import Row
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.memory import too_small
 from headrace.redis_connect import VOLATILE
 from headrace.wire import Int32Array, encode_prompt
-from headrace_queue.feeder import PromptSource, as_int32, make_prompt
+from headrace_queue.feeder import make_prompt
 from headrace_queue.loops import Fatal
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 EXIT_CONFIG = 78
 EXIT_UNAVAILABLE = 69
 VAL_CHUNK = 256
-_PROGRESS_EVERY = 20_000
+_PROGRESS_EVERY_S = 5.0
 
 
 def config_problem(message: str) -> Fatal:
@@ -140,42 +140,20 @@ def _text(value: str | bytes) -> str:
 # -- data ---------------------------------------------------------------------------------------------
 
 
-def load_tokenizer(config: RunConfig) -> Tokenizer:
-    """The tokenizer in the model's directory. Raises Fatal."""
-    path = Path(_resolved(config.model.path))
-    if not path.is_dir():
-        raise config_problem(f"model.path: {path} is no directory; give the one with the tokenizer's files")
-    from transformers import AutoTokenizer  # seconds to import: only once the cheap checks have passed
+def read_data(config: RunConfig) -> dataset.DataSet:
+    """The data, checked and tokenised; what is left out or cut is logged. Raises DataError."""
+    told = time.monotonic()
 
-    try:
-        found = AutoTokenizer.from_pretrained(
-            str(path), trust_remote_code=config.model.trust_remote_code, local_files_only=True
-        )
-    except Exception as error:  # whatever a tokenizer's own code raises is a directory that cannot be used
-        raise config_problem(f"model.path: the tokenizer in {path} cannot be loaded: {error}") from error
-    return cast(Tokenizer, found)
+    def progress(what: str, done: int, total: int | None) -> None:
+        nonlocal told
+        if time.monotonic() - told > _PROGRESS_EVERY_S:
+            told = time.monotonic()
+            log.info(what, extra={"done": done, "total": total})
 
-
-def read_rows(files: Sequence[str]) -> list[Row]:
-    """The rows of `files`. Raises DataError."""
-    return load_rows([_resolved(name) for name in files])
-
-
-def _resolved(name: str) -> str:
-    """`name`, unless it is the demo's, whose files the runner makes and names before it starts services."""
-    if demo.is_demo_uri(name):
-        raise config_problem(f"{name} names a part of the demo: `headrace run` prepares it; give a path here")
-    return name
-
-
-def tokens_of(tokenizer: Tokenizer, rows: Sequence[Row], max_prompt_length: int) -> list[Int32Array]:
-    """Token ids of every row. Raises DataError."""
-
-    def progress(done: int, total: int) -> None:
-        if done % _PROGRESS_EVERY == 0:
-            log.info("tokenising prompts", extra={"done": done, "total": total})
-
-    return as_int32(tokenize_rows(tokenizer, rows, max_prompt_length, progress))
+    found = dataset.prepare(config, progress)
+    for line in found.remarks(config.data):
+        log.warning(line)
+    return found
 
 
 # -- the run ------------------------------------------------------------------------------------------
@@ -192,16 +170,18 @@ def digest(rows: Sequence[Row], tokens: Sequence[Int32Array]) -> str:
     return sha.hexdigest()
 
 
-def fingerprint(config: RunConfig, source: PromptSource, val_digest: str) -> str:
+def fingerprint(config: RunConfig, data: dataset.DataSet) -> str:
     """What must not change during a run, as a JSON object with sorted keys: people can read a difference."""
     kept = {
-        "data": digest(source.rows, source.tokens),
+        "data": digest(data.train.rows, data.train.tokens),
         "data.shuffle": config.data.shuffle,
-        "data.val": val_digest,
+        "data.val": digest(data.held_out.rows, data.held_out.tokens),
         "rollout.n": config.rollout.n,
         "rollout.total_rollout_steps": config.rollout.total_rollout_steps,
         "seed": config.seed,
     }
+    if config.data.train_weights is not None:
+        kept["data.mixture"] = [data.train.sizes, config.data.train_weights]
     return json.dumps(kept, sort_keys=True)
 
 
