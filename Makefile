@@ -53,12 +53,16 @@ images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=...
 images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean environment, and a short run from all four
 	@$(BIN)/python -m tests.docker.check $(ARGS)
 
+monitor-check: $(VENV)/.ready ## Check metrics, rules, alerts and dashboard against a real run and a real Prometheus
+	@$(BIN)/python -m pytest tests/unit/test_monitoring_files.py tests/unit/test_service_metrics.py \
+	  tests/unit/test_runner_prometheus.py tests/unit/test_capacity.py tests/integration/test_run.py $(ARGS)
+
 proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh
 
 docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
 	@$(BIN)/python -m headrace.ledger.doc > docs/ledger.md && $(BIN)/python -m headrace.config_doc && $(BIN)/python -m headrace.metrics_doc \
-	  && $(BIN)/python -m headrace.verl_doc
+	  && $(BIN)/python -m headrace.verl_doc && $(BIN)/python -m headrace.monitoring.dashboard && $(BIN)/python -m headrace.cli_doc
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis runs *.egg-info

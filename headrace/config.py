@@ -16,7 +16,7 @@ from headrace.config_base import Section
 from headrace.config_data import DataConfig
 from headrace.config_problems import cross_field_problems
 from headrace.config_reading import DumpConfig, Tracker
-from headrace.config_reward import RewardConfig
+from headrace.config_reward import CustomRewardConfig, RewardConfig
 from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
 
 
@@ -264,7 +264,8 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     async_training: AsyncTrainingConfig = AsyncTrainingConfig()
     trainer: TrainerConfig = TrainerConfig()
-    custom_reward_function: RewardConfig
+    custom_reward_function: CustomRewardConfig = CustomRewardConfig()
+    reward: RewardConfig = RewardConfig()
     val: ValConfig = ValConfig()
     sync: SyncConfig = SyncConfig()
     ledger: LedgerConfig = LedgerConfig()

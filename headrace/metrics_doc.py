@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import Metric
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 from headrace.run_log_keys import DEFINITIONS
 
@@ -60,11 +61,11 @@ def services() -> dict[str, dict[str, Metric]]:
     return out
 
 
-def _collectors(values: Iterable[object]) -> Iterable[MetricWrapperBase]:
+def _collectors(values: Iterable[Any]) -> Iterable[Collector]:
     for value in values:
         if isinstance(value, dict):
             yield from _collectors(value.values())
-        elif isinstance(value, MetricWrapperBase):
+        elif hasattr(type(value), "collect"):
             yield value
 
 
@@ -77,11 +78,7 @@ def render() -> str:
     for d in DEFINITIONS:
         names = d.names.replace("|", "\\|")
         lines.append(f"| `{names}` | {d.meaning} | {d.when or 'always'} |")
-    text = (
-        _HEAD
-        + "\n".join(lines)
-        + "\n\n## Prometheus\n\n| metric | type | meaning | service |\n|---|---|---|---|\n"
-    )
+    text = _HEAD + "\n".join(lines) + _PROMETHEUS
     for service, found in services().items():
         text += "".join(
             f"| `{name}` | {m.type} | {m.documentation} | {service} |\n" for name, m in sorted(found.items())

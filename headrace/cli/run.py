@@ -20,6 +20,7 @@ from headrace.runner import assets, preflight
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RESUMED_FROM, RunLayout, RunLock, checkpoint_at
 from headrace.runner.progress import make_display
+from headrace.runner.prometheus import LocalPrometheus
 from headrace.runner.services import plan
 from headrace.runner.session import Session, Signals
 
@@ -53,6 +54,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="check everything, print what would run, start nothing"
     )
     parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
+    parser.add_argument(
+        "--prometheus",
+        nargs="?",
+        type=_port,
+        const=0,
+        metavar="PORT",
+        help="run a Prometheus beside it that scrapes every service and evaluates the alerts (default: "
+        "a free port)",
+    )
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; changes of keys go before --prometheus")
+    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -62,20 +78,37 @@ def main(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return EXIT_USAGE
-    return run(args.config, args.overrides, dry_run=args.dry_run, as_json=args.json)
+    if args.dry_run:
+        return dry_run(args.config, args.overrides, prometheus=args.prometheus, as_json=args.json)
+    return run(args.config, args.overrides, prometheus=args.prometheus)
 
 
-def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool, as_json: bool = False) -> int:
-    """The command; returns the exit code. Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
+def dry_run(
+    config_path: Path, overrides: Sequence[str], *, prometheus: int | None = None, as_json: bool = False
+) -> int:
+    """Check everything and show what would run; returns the exit code. Raises ConfigError."""
+    config = assets.absolute(config_load.load(config_path, overrides))
+    _beside(config, RunLayout(Path(config.runs_dir) / config.name), prometheus)
+    _check(config)
+    if as_json:
+        print(json.dumps(plan_facts(config), indent=2))
+    else:
+        _print_plan(config)
+    return 0
+
+
+def _beside(config: RunConfig, layout: RunLayout, port: int | None) -> LocalPrometheus | None:
+    """The Prometheus that is asked for; raises ConfigError where there is none to be had."""
+    return None if port is None else LocalPrometheus(layout, config.services.host, port)
+
+
+def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None = None) -> int:
+    """The command; returns the exit code. `prometheus`: port of a server to run beside, 0 for a free one.
+
+    Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
     config = assets.absolute(config_load.load(config_path, overrides))
     layout = RunLayout(Path(config.runs_dir) / config.name)
-    if dry_run:
-        _check(config)
-        if as_json:
-            print(json.dumps(plan_facts(config), indent=2))
-        else:
-            _print_plan(config)
-        return 0
+    beside = _beside(config, layout, prometheus)
     lock = layout.lock() if layout.root.exists() else None
     try:
         if config.trainer.resume not in ("auto", "never"):
@@ -96,19 +129,22 @@ def run(config_path: Path, overrides: Sequence[str], *, dry_run: bool, as_json: 
             lock.release()
             lock = None
         lock = lock or layout.lock()
-        return _run_locked(config, layout, lock, resume_command(config_path, overrides, config))
+        resume = resume_command(config_path, overrides, config, prometheus)
+        return _run_locked(config, layout, lock, resume, beside)
     finally:
         if lock is not None:
             lock.release()
 
 
-def _run_locked(config: RunConfig, layout: RunLayout, lock: RunLock, resume: str) -> int:
+def _run_locked(
+    config: RunConfig, layout: RunLayout, lock: RunLock, resume: str, prometheus: LocalPrometheus | None
+) -> int:
     continues = layout.requested.exists()
     _claim_external_ledger(config, layout, continues)
     (layout.checkpoints / RESUMED_FROM).unlink(missing_ok=True)  # a path is obeyed once for each asking
     with Signals() as signals:
         display = make_display(sys.stdout, f"headrace: {config.name}")
-        session = Session(config, layout, lock, display, signals, resume)
+        session = Session(config, layout, lock, display, signals, resume, prometheus)
         try:
             verb = "continuing" if continues else "starting"
             display.note(f"{verb} run {config.name} in {layout.root} ({config.derived_mode})")
@@ -162,7 +198,9 @@ def _print_plan(config: RunConfig) -> None:
     print("nothing was started (--dry-run)")
 
 
-def resume_command(config_path: Path, overrides: Sequence[str], config: RunConfig) -> str:
+def resume_command(
+    config_path: Path, overrides: Sequence[str], config: RunConfig, prometheus: int | None = None
+) -> str:
     """The command line that continues the run; passwords masked."""
     kept = []
     for text in overrides:
@@ -173,6 +211,8 @@ def resume_command(config_path: Path, overrides: Sequence[str], config: RunConfi
             kept.append(text)
     if config.trainer.resume != "auto" and not any(o.startswith("trainer.resume=") for o in overrides):
         kept.append("trainer.resume=auto")  # the file says otherwise, and that has been obeyed
+    if prometheus is not None:
+        kept += ["--prometheus", *([str(prometheus)] if prometheus else [])]
     return shlex.join(["headrace", "run", str(config_path), *kept])
 
 

@@ -44,6 +44,7 @@ class Model(SampleModel):
             return r.OpenLineageReply(False, self.lineage, self.version)
         self.lineage += 1
         self.phase, self.held, self.fresh, self.final = "adopting", True, True, False
+        self.ending = False
         self.window, self.trimmed = self.version + 1, -1
         self.members.clear()
         self.windows.clear()

@@ -67,6 +67,8 @@ class SampleModel:
     window: int = 0
     end_of_data: bool = False
     final: bool = False
+    ending: bool = False
+    """A claim was answered that the trainer may take for the end."""
     trimmed: int = -1
     records: list[Record] = field(default_factory=list)
     members: dict[str, int] = field(default_factory=dict)
@@ -278,6 +280,7 @@ class SampleModel:
         if len(queue) < count:
             if not self.dry():
                 return r.ClaimReply(r.ClaimStatus.WAIT, [])
+            self.ending = True
             if not queue:
                 return r.ClaimReply(r.ClaimStatus.DONE, [])
             status = r.ClaimStatus.FINAL_SHORT
@@ -350,10 +353,15 @@ class SampleModel:
         self.windows[s.window] += 1
         return self._failed(Event.REJECT, s, by, attempt, "rejected", reason)
 
-    def requeue_dead(self, sample: str) -> r.Verdict:
+    def requeue_dead(self, sample: str, request: str, ended: bool = False) -> r.Verdict:
+        if request in self.stored:
+            return r.Verdict.OK
         s = self.get(sample)
         if s is None or s.state is not State.DEAD:
             return r.Verdict.UNKNOWN
+        if self.ending and not ended:
+            return r.Verdict.REFUSED
         self._ready(Event.REQUEUE_DEAD, s, "operator")
         s.failures = s.crashes = 0
+        self.stored[request] = sample
         return r.Verdict.OK

@@ -12,6 +12,7 @@
     logs/<service>.log   output of each service
     checkpoints/, final/ the trainer's checkpoints and the trained model
     redis/               the bundled server's append-only file
+    prometheus/          configuration and data of the run's own Prometheus, where there is one
     private/             mode 0700: endpoints.json with secrets, the lock, the configuration as asked for,
                          the number of rollouters asked for while it runs
 
@@ -116,6 +117,10 @@ class RunLayout:
     @property
     def redis(self) -> Path:
         return self.root / "redis"
+
+    @property
+    def prometheus(self) -> Path:
+        return self.root / "prometheus"
 
     @property
     def private(self) -> Path:

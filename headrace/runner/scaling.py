@@ -14,7 +14,7 @@ from pathlib import Path
 from headrace.config import RunConfig
 from headrace.runner.layout import RunLayout, write_json
 from headrace.runner.processes import State, Supervisor
-from headrace.runner.services import Endpoints, rollouter, rollouter_name
+from headrace.runner.services import ROLLOUTER, Endpoints, rollouter, rollouter_name
 
 LARGEST = 64
 """Rollouters on one machine; more is a slip of the hand."""
@@ -71,7 +71,7 @@ class Scaling:
         for replica in list(self.ends.rollouter_ports):  # who has left gives its number back
             if rollouter_name(replica) not in self._supervisor.children:
                 self.ends = self.ends.without_rollouter(replica)
-        self._wanted -= len(self._supervisor.given_up)
+        self._wanted -= sum(name.startswith(ROLLOUTER) for name in self._supervisor.given_up)
         self._supervisor.given_up.clear()
         self._hear()
         staying = sorted(self._staying())

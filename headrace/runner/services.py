@@ -54,6 +54,17 @@ class Endpoints:
     def rendezvous(self) -> str:
         return f"{self.host}:{self.rendezvous_port}"
 
+    @property
+    def metrics(self) -> dict[str, str]:
+        """host:port of each service's `/metrics`, by its name."""
+        ports = {
+            "trainer": self.trainer_port,
+            "coordinator": self.coordinator_metrics_port,
+            "queue": self.queue_port,
+            **{rollouter_name(replica): port for replica, port in self.rollouter_ports.items()},
+        }
+        return {name: f"{self.host}:{port}" for name, port in ports.items()}
+
     def with_rollouter(self, replica: int) -> Endpoints:
         """The same with a port for one replica more."""
         return replace(self, rollouter_ports={**self.rollouter_ports, replica: free_port(self.host)})
@@ -86,10 +97,16 @@ def choose_endpoints(config: RunConfig, token: str, redis_password: str) -> Endp
 
 
 ROLLOUTER = "rollouter-"
+PROMETHEUS = "prometheus"
 
 
 def rollouter_name(replica: int) -> str:
     return f"{ROLLOUTER}{replica}"
+
+
+def part(name: str) -> str:
+    """Which part a service is: `rollouter` for `rollouter-0`."""
+    return "rollouter" if name.startswith(ROLLOUTER) else name
 
 
 def service_names(config: RunConfig) -> list[str]:
@@ -102,7 +119,7 @@ def service_names(config: RunConfig) -> list[str]:
 def stop_groups(names: list[str]) -> list[list[str]]:
     """The order of an orderly stop, without the bundled server, which is last of all."""
     rollouters = [name for name in names if name.startswith(ROLLOUTER)]
-    return [["trainer"], rollouters, ["queue"], ["coordinator"], ["rendezvous"]]
+    return [["trainer"], rollouters, ["queue"], ["coordinator"], ["rendezvous"], [PROMETHEUS]]
 
 
 def service_table(

@@ -39,13 +39,13 @@ from headrace.runner.processes import (
     last_lines,
 )
 from headrace.runner.progress import Display, LedgerWatch, MetricsTail, Progress
+from headrace.runner.prometheus import LocalPrometheus
 from headrace.runner.scaling import Scaling
 from headrace.runner.services import (
     ROLLOUTER,
     Endpoints,
     choose_endpoints,
     plan,
-    rollouter_name,
     service_table,
     stop_groups,
 )
@@ -92,8 +92,10 @@ class Session:
         display: Display,
         signals: Signals,
         resume_command: str,
+        prometheus: LocalPrometheus | None = None,
     ) -> None:
         """`config` as asked for: paths absolute, `demo:` names not resolved yet."""
+        self.prometheus = prometheus
         self.requested = config
         self.config = config
         self.layout = layout
@@ -125,8 +127,13 @@ class Session:
         ends = choose_endpoints(self.config, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         self._ends = ends
         services = self.config.services
+        table = service_table(self.config, self.layout, ends)
+        if self.prometheus is not None:
+            self.prometheus.follow(ends)
+            table.append(self.prometheus.service())
+            self.display.note(f"Prometheus: {self.prometheus.url} (data: {self.layout.prometheus})")
         supervisor = Supervisor(
-            service_table(self.config, self.layout, ends),
+            table,
             max_restarts=services.max_restarts,
             start_timeout_s=services.start_timeout_s,
             recycle_grace_s=services.stop_timeout_s,
@@ -197,6 +204,8 @@ class Session:
         if self._scaling is not None:
             self._scaling.tick()
             self._ends = self._scaling.ends
+        if self.prometheus is not None and self._ends is not None:
+            self.prometheus.follow(self._ends)
         pids = supervisor.pids()
         if pids != self._written_pids and self._ends is not None:
             write_json(self.layout.endpoints, endpoints_json(self._ends, pids), mode=0o600)
@@ -319,15 +328,7 @@ def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
         "queue": ends.queue,
         "rendezvous": ends.rendezvous,
         "rollouters": [f"http://{ends.host}:{port}" for port in ends.rollouter_ports.values()],
-        "metrics": {
-            "trainer": f"http://{ends.host}:{ends.trainer_port}/metrics",
-            "coordinator": f"http://{ends.host}:{ends.coordinator_metrics_port}/metrics",
-            "queue": f"{ends.queue}/metrics",
-            **{
-                rollouter_name(replica): f"http://{ends.host}:{port}/metrics"
-                for replica, port in ends.rollouter_ports.items()
-            },
-        },
+        "metrics": {name: f"http://{address}/metrics" for name, address in ends.metrics.items()},
         "token": ends.token,
         "pids": pids,
     }

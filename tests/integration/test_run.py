@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable, Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.run_log_keys import PEAK, SAVES, SYNC, TELEMETRY, problems
+from tests import monitoring
 from tests.integration.run_process import (
     ROOT,
     SAMPLES_PER_UPDATE,
@@ -27,8 +30,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
-    run = make_run(tmp_path_factory.mktemp("runs"), "finished", "trainer.peak_flops=1e11", *READING)
-    process = run.start()
+    run = make_run(
+        tmp_path_factory.mktemp("runs"),
+        "finished",
+        "trainer.peak_flops=1e11",
+        "redis.max_memory_bytes=268435456",
+        *READING,
+    )
+    process = run.start(*(["--prometheus"] if shutil.which("prometheus") else []))
     wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
     (run.directory / "scraped.json").write_text(json.dumps(scrape(run)))
     output, _ = process.communicate(timeout=500)
@@ -37,14 +46,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
 
 
 def scrape(run: Run) -> dict[str, list[str]]:
-    """Names of the samples that each service shows to Prometheus now."""
+    """Names of the metrics that each service shows to Prometheus now; the whole text goes to SERVICE.prom."""
     ends = json.loads((run.directory / "private" / "endpoints.json").read_text())
     found = {}
     for service, url in ends["metrics"].items():
         with urllib.request.urlopen(url, timeout=10) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
+            text = answer.read().decode()
+            (run.directory / f"{service}.prom").write_text(text)
+            families = text_string_to_metric_families(text)
             names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
-            found[service.removesuffix("-0")] = [n for n in names if not n.endswith("_created")]
+            found[service.removesuffix("-0")] = [*names]
     return found
 
 
@@ -66,6 +77,72 @@ def test_every_metric_is_documented_and_shown(finished: tuple[Run, str]) -> None
         shown = {n for n in scraped[service] if n.startswith("headrace_")}
         assert shown == set(names), service
     assert any(n.startswith("vllm:") for n in scraped["rollouter"])
+
+
+@monitoring.needs_promtool
+def test_promtool_has_nothing_to_say_about_what_is_shown(finished: tuple[Run, str]) -> None:
+    run, _ = finished
+    shown = sorted(run.directory.glob("*.prom"))
+    assert len(shown) == 5
+    for file in shown:
+        # vLLM's names have colons, by its own convention: they are not ours to judge.
+        ours = [line for line in file.read_text().splitlines(keepends=True) if "vllm:" not in line]
+        monitoring.promtool("check", "metrics", text="".join(ours))
+
+
+def test_no_label_grows_with_the_run(finished: tuple[Run, str]) -> None:
+    """Steps, versions and samples are values, never labels: those would be a new series each."""
+    run, _ = finished
+    series: dict[str, int] = {}
+    for file in run.directory.glob("*.prom"):
+        for family in text_string_to_metric_families(file.read_text()):
+            if family.name.startswith("headrace_"):
+                labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+                assert labels <= monitoring.LABELS, family.name
+                series[f"{file.stem}: {family.name}"] = len(family.samples)
+    assert max(series.values()) < 200, series
+
+
+@pytest.fixture(scope="module")
+def asked(
+    finished: tuple[Run, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], bool]]:
+    """Whether an expression had data at any time of the run."""
+    run, _ = finished
+    file = run.directory / "config.yaml"
+    began, ended = file.stat().st_mtime, (run.directory / "summary.json").stat().st_mtime
+    with monitoring.prometheus_over(
+        run.directory / "prometheus" / "data", tmp_path_factory.mktemp("asked")
+    ) as server:
+        yield lambda expression: server.has_data(expression, began, ended)
+
+
+@monitoring.needs_prometheus
+def test_every_panel_has_data(asked: Callable[[str], bool]) -> None:
+    empty = [
+        (panel, expression)
+        for panel, expression in monitoring.panel_expressions()
+        if not monitoring.names(expression) & monitoring.NEEDS_GPU
+        and not asked(monitoring.filled_in(expression))
+    ]
+    assert not empty
+
+
+@monitoring.needs_prometheus
+def test_every_rule_has_data(asked: Callable[[str], bool]) -> None:
+    """A recording rule has recorded; whatever an alert reads is there, at 0 if nothing is wrong."""
+    for rule in monitoring.rules():
+        if "record" in rule:
+            assert asked(rule["record"]), rule["record"]
+        else:
+            for selector in monitoring.selectors(rule["expr"]):
+                assert asked(selector), (rule["alert"], selector)
+
+
+@monitoring.needs_prometheus
+def test_no_alert_fires_in_a_run_that_is_well(asked: Callable[[str], bool]) -> None:
+    assert asked("up")
+    assert not asked('ALERTS{alertstate="firing"}')
 
 
 def test_summary_tells_what_happened(finished: tuple[Run, str]) -> None:

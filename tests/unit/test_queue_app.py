@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.ledger import ops
 from headrace.ledger.client import LedgerUnavailable
 from headrace.ledger.replies import DeadSample, Stats, ValStatus, Verdict
 from headrace.ledger.states import State
 from headrace_queue.app import Service, create_app
 from headrace_queue.loops import Pulse
-from headrace_queue.metrics import QueueCollector
+from headrace_queue.metrics import DIED, DROPPED, FENCED, REQUEUED, Memory, QueueCollector
 from headrace_queue.validation import Score
 from tests.unit.queue_fakes import FakeLedger, make_stats
 
@@ -33,11 +36,12 @@ class Api:
             stats=make_stats(),
             dead=[DeadSample(DEAD, "poison", "the trace")],
             sample=lambda sample_id: record if sample_id == DEAD else None,
-            requeue_dead=lambda sample_id: Verdict.OK if sample_id == DEAD else Verdict.UNKNOWN,
+            requeue_dead=lambda sample_id, *_: Verdict.OK if sample_id == DEAD else Verdict.UNKNOWN,
             val_status=ValStatus(-1, 0, 0, False),
         )
         self.pulses = {"feeder": Pulse(), "janitor": Pulse()}
         self.fed = True
+        self.tells: Memory | None = Memory(used=10, limit=40, needed=30)
         self.service = Service(
             run="r",
             ledger=self.ledger,  # type: ignore[arg-type]
@@ -45,6 +49,7 @@ class Api:
             collector=QueueCollector(self.pulses),
             has_fed=lambda: self.fed,
             before_scrape=self.fill,
+            memory=self.memory,
             token=TOKEN,
         )
         self.http = self.client()
@@ -56,6 +61,9 @@ class Api:
     def fill(self, collector: QueueCollector) -> None:
         collector.scores = [Score(3, "sums", 0.5, 8, 2), Score(3, "words", None, 0, 4)]
         collector.expired_owners = 2
+
+    async def memory(self) -> Memory | None:
+        return self.tells
 
     def redis_away(self) -> None:
         self.ledger.answers = dict.fromkeys(self.ledger.answers, LedgerUnavailable("not reached"))
@@ -137,6 +145,10 @@ async def test_requeue_tells_unknown_from_not_dead(api: Api) -> None:
     api.ledger.answers["sample"] = {"state": "trained"}
     other = await api.http.post("/dead/0000000001/requeue", headers=HEADERS)
     assert (other.status_code, other.json()["detail"]) == (409, "sample 0000000001 is trained, not dead")
+    api.ledger.answers["requeue_dead"] = Verdict.REFUSED
+    late = await api.http.post(f"/dead/{DEAD}/requeue", headers=HEADERS)
+    assert late.status_code == 409
+    assert "the run is ending" in late.json()["detail"]
 
 
 async def test_probes(api: Api) -> None:
@@ -181,14 +193,34 @@ async def test_metrics_come_from_one_reading(api: Api) -> None:
     assert metrics["headrace_queue_depth"] == {(): make_stats().counts["queued"]}
     assert metrics["headrace_queue_in_flight"] == {(): 1.0}
     assert metrics["headrace_queue_oldest_age_seconds"] == {(): 1.5}
-    assert metrics["headrace_queue_requeued"] == {by("reason", "expired"): 5.0}
-    assert metrics["headrace_queue_dead_letters"] == {by("reason", "poison"): 2.0}
-    assert metrics["headrace_queue_fenced"] == {by("operation", "finish"): 1.0}
+    for name, label, known, (value, count) in (
+        ("headrace_queue_requeued", "reason", REQUEUED, ("expired", 5.0)),
+        ("headrace_queue_dead_letters", "reason", DIED, ("poison", 2.0)),
+        ("headrace_queue_fenced", "operation", FENCED, ("finish", 1.0)),
+        ("headrace_samples_dropped", "reason", DROPPED, ("drop_last", 0.0)),
+    ):
+        # Those that did not happen yet are there too, at 0.
+        assert metrics[name] == {by(label, k): 0.0 for k in known} | {by(label, value): count}
     assert metrics["headrace_queue_loop_errors"] == {by("loop", "feeder"): 0.0, by("loop", "janitor"): 0.0}
     assert metrics["headrace_queue_expired_owners"] == {(): 2.0}
     score = (("data_source", "sums"), ("statistic", "reward/mean@1"))
     assert metrics["headrace_validation_score"] == {score: 0.5}
     assert metrics["headrace_validation_unfinished"][by("data_source", "words")] == 4.0
+
+
+async def test_memory_of_the_server(api: Api) -> None:
+    metrics = await api.metrics()
+    shown = {name: metrics[f"headrace_redis_{name}_memory_bytes"][()] for name in ("used", "max", "needed")}
+    assert shown == {"used": 10.0, "max": 40.0, "needed": 30.0}
+    api.tells = None
+    assert not [name for name in await api.metrics() if name.startswith("headrace_redis_")]
+
+
+def test_every_way_to_be_refused_is_known() -> None:
+    """The labels that are shown at 0 from the start are those that the scripts count by."""
+    scripts = (Path(ops.__file__).parent / "lua").glob("*.lua")
+    found = {name for script in scripts for name in re.findall(r"fenced\('(\w+)'\)", script.read_text())}
+    assert sorted(found) == sorted(FENCED)
 
 
 @pytest.mark.parametrize("check", [lambda o: o["summary"], lambda o: o["tags"]])

@@ -27,13 +27,14 @@ from headrace import config_load, environment, logs
 from headrace.config import RunConfig
 from headrace.data.rows import DataError
 from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable
+from headrace.memory import needed_bytes
 from headrace.net import PortTaken, bound_socket
 from headrace_queue import startup
 from headrace_queue.app import HANG_S, Service, create_app
 from headrace_queue.feeder import Feeder, PromptSource
 from headrace_queue.janitor import Janitor
 from headrace_queue.loops import Fatal, Loop, Pulse, run_loop
-from headrace_queue.metrics import QueueCollector
+from headrace_queue.metrics import Memory, QueueCollector
 from headrace_queue.validation import EvalFile, ValidationReporter
 
 log = logging.getLogger("headrace_queue")
@@ -117,11 +118,14 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     except OSError as error:
         raise startup.config_problem(f"{run_dir}: eval.jsonl cannot be read: {error.strerror}") from None
     data = startup.read_data(config)
-    source, held_out = PromptSource(data.train.rows, data.train.tokens, data.order), data.held_out
+    source = PromptSource(data.train.rows, data.train.tokens, data.order, config.reward.needs_prompt)
+    held_out = data.held_out
     print_ = startup.fingerprint(config, data)
     patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s, waits_when_full=True)
     await startup.configure(patient, config, print_)
-    await startup.load_validation(patient, held_out.rows, held_out.tokens, config.val.n)
+    await startup.load_validation(
+        patient, held_out.rows, held_out.tokens, config.val.n, config.reward.needs_prompt
+    )
     max_ready = config.data.max_ahead or 2 * config.rule.max_required
     sizes = {"rows": len(source.rows), "held_out": len(held_out.rows), "max_ready": max_ready}
     log.info("data is ready", extra=sizes)
@@ -145,6 +149,13 @@ def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -
         collector.expired_owners = janitor.expired_owners
         collector.scores = reporter.latest
 
+    async def memory() -> Memory | None:
+        try:
+            told = await client.info("memory")
+        except redis.ResponseError:  # a server of others may forbid it
+            return None
+        return Memory(int(told["used_memory"]), int(told.get("maxmemory", 0)), needed_bytes(config))
+
     return Service(
         run=config.name,
         ledger=AsyncLedger(client, config.name, retry_s=HTTP_RETRY_S),
@@ -152,6 +163,7 @@ def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -
         collector=QueueCollector(pulses),
         has_fed=lambda: feeder.has_fed,
         before_scrape=before_scrape,
+        memory=memory,
         token=environment.token(),
         hang_s=HANG_S + 2 * config.redis.connect_timeout_s,
     )

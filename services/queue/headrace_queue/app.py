@@ -24,12 +24,16 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerError
 from headrace.ledger.replies import Stats, Verdict
 from headrace_queue.loops import Pulse, is_outage
-from headrace_queue.metrics import QueueCollector, registry
+from headrace_queue.metrics import Memory, QueueCollector, registry
 
 HANG_S = 30.0
 """A loop that has not come round for so long hangs: an outage makes it come round every few seconds."""
 ANSWER_S = 2.0
 MAX_LISTED = 500
+_ENDING = (
+    "the run is ending, its trainer takes no more samples: requeue with `headrace dead` once it has ended, "
+    "and start it again"
+)
 
 T = TypeVar("T")
 
@@ -46,6 +50,8 @@ class Service:
     has_fed: Callable[[], bool]
     before_scrape: Callable[[QueueCollector], None]
     """Fills in what the collector shows of the loops."""
+    memory: Callable[[], Awaitable[Memory | None]]
+    """Reads how much memory the server uses; None when it does not tell."""
     token: str
     """Empty: nothing can be changed over HTTP."""
     hang_s: float = HANG_S
@@ -127,6 +133,8 @@ def create_app(service: Service) -> FastAPI:
             record = await _ask(service.ledger.run(ops.sample(sample_id)))
             if record is None:
                 raise HTTPException(404, f"there is no sample {sample_id!r} in run {service.run!r}")
+            if verdict is Verdict.REFUSED:
+                raise HTTPException(409, _ENDING)
             raise HTTPException(409, f"sample {sample_id} is {record['state']}, not dead")
         return Requeued(id=sample_id, status="ready")
 
@@ -154,8 +162,9 @@ def create_app(service: Service) -> FastAPI:
     async def scrape() -> Response:
         try:
             service.collector.stats = await _ask(service.ledger.run(ops.stats()))
-        except HTTPException:
-            service.collector.stats = None  # redis_up says so; stale counts would mislead
+            service.collector.memory = await _ask(service.memory())
+        except HTTPException:  # redis_up says so; stale counts would mislead
+            service.collector.stats = service.collector.memory = None
         service.before_scrape(service.collector)
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
 

@@ -7,6 +7,7 @@ Counts come from the ledger, not from this process: they survive its restarts. W
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +18,26 @@ from headrace.ledger.replies import Stats
 from headrace_queue.loops import Pulse
 from headrace_queue.validation import Score
 
+FENCED = (
+    *("adopt", "bury", "claim", "commit", "drop", "fail", "finish", "hand_back", "hold", "park"),
+    *("reject", "release", "remove_member", "train"),
+)
+REQUEUED = ("expired", "failed", "handback", "lineage", "operator", "rejected", "rollback")
+DIED = ("generation_error", "malformed", "non_finite", "poison", "reward_error", "timeout")
+DROPPED = ("drop_last", "zero_spread")
+"""What the ledger counts by. Shown from the start at 0: the first of a kind would not show as an increase."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of the Redis server, bytes."""
+
+    used: int
+    limit: int
+    """`maxmemory`; 0: none."""
+    needed: int
+    """What the run can take at most, by `headrace.memory`."""
+
 
 class QueueCollector(Collector):
     """Holds the newest reading; `stats` None stands for a Redis that did not answer."""
@@ -24,6 +45,7 @@ class QueueCollector(Collector):
     def __init__(self, pulses: Mapping[str, Pulse]) -> None:
         self._pulses = pulses
         self.stats: Stats | None = None
+        self.memory: Memory | None = None
         self.scores: Sequence[Score] = ()
         self.expired_owners = 0
 
@@ -32,6 +54,7 @@ class QueueCollector(Collector):
         """Every metric that a service can show, for the documentation."""
         collector = cls({})
         collector.stats = Model().stats()  # of a ledger without samples
+        collector.memory = Memory(0, 0, 0)
         return list(collector.collect())
 
     def collect(self) -> Iterator[Metric]:
@@ -40,6 +63,8 @@ class QueueCollector(Collector):
         yield from self._validation()
         if self.stats is not None:
             yield from _ledger(self.stats)
+        if self.memory is not None:
+            yield from _memory(self.memory)
 
     def _loops(self) -> Iterator[Metric]:
         age = GaugeMetricFamily(
@@ -88,9 +113,9 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"headrace_queue_{name}", text, value=float(value))
 
 
-def _by(label: str, name: str, text: str, counts: Mapping[str, int]) -> Metric:
+def _by(label: str, name: str, text: str, counts: Mapping[str, int], known: Sequence[str]) -> Metric:
     family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in sorted(counts.items()):
+    for value, count in sorted({**dict.fromkeys(known, 0), **counts}.items()):
         family.add_metric([value], count)
     return family
 
@@ -110,10 +135,22 @@ def _ledger(stats: Stats) -> Iterator[Metric]:
     yield _gauge("trained_since_sync", "Samples trained since the last sync", stats.trained_since_sync)
     yield _gauge("held", "1 while takes are held back by a sync round", stats.held)
     yield _gauge("end_of_data", "1 once the last prompt of the run is issued", stats.end_of_data)
+    yield _gauge("final", "1 once the last commit of the run is made", stats.final)
     yield _gauge("members", "Rollouters that may take and finish work", len(stats.members))
     yield CounterMetricFamily("headrace_queue_issued", "Prompts issued", value=stats.issued_total)
     yield CounterMetricFamily("headrace_queue_restarted", "Parked work too old", value=stats.restarted)
-    yield _by("operation", "headrace_queue_fenced", "Late requests refused, by operation", stats.fenced_by)
-    yield _by("reason", "headrace_queue_requeued", "Samples put back, by reason", stats.requeued)
-    yield _by("reason", "headrace_queue_dead_letters", "Samples that died, by reason", stats.died)
-    yield _by("reason", "headrace_samples_dropped", "Samples dropped, by reason", stats.left)
+    yield _by(
+        "operation", "headrace_queue_fenced", "Late requests refused, by operation", stats.fenced_by, FENCED
+    )
+    yield _by("reason", "headrace_queue_requeued", "Samples put back, by reason", stats.requeued, REQUEUED)
+    yield _by("reason", "headrace_queue_dead_letters", "Samples that died, by reason", stats.died, DIED)
+    yield _by("reason", "headrace_samples_dropped", "Samples dropped, by reason", stats.left, DROPPED)
+
+
+def _memory(memory: Memory) -> Iterator[Metric]:
+    for name, text, value in (
+        ("used", "Memory that the Redis server uses", memory.used),
+        ("max", "Memory that the Redis server may use; 0 for no limit", memory.limit),
+        ("needed", "Memory that this run can take of the Redis server at most", memory.needed),
+    ):
+        yield GaugeMetricFamily(f"headrace_redis_{name}_memory_bytes", text, value=float(value))

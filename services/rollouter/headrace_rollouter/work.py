@@ -301,7 +301,8 @@ class Worker:
             seed = None  # the greedy one
         done = await self._engine.generate(prompt.token_ids, t, seed)
         if done.finish_reason is not FinishReason.UNFINISHED and seed is not None:
-            metrics.RESPONSE_TOKENS.observe(len(done.token_ids))
+            reason = done.finish_reason.name.lower()
+            metrics.RESPONSE_TOKENS.labels(finish_reason=reason).observe(len(done.token_ids))
         return done
 
     async def _score(self, prompt: Prompt, group: list[Trajectory]) -> None:

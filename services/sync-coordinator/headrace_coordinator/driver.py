@@ -49,6 +49,7 @@ class Driver:
         self._expelled: set[str] = set()
         self._wake = asyncio.Event()
         self._trace = recorder(config, "coordinator")
+        metrics.follow(config, self.connections)
 
     async def recover(self) -> None:
         """Take the next term and read what the ledger knows. The first act of every start."""
@@ -174,7 +175,7 @@ class Driver:
     def canary(self, connection: MemberConnection, report: pb.MemberResumed) -> None:
         connection.paused = connection.asked_to_pause = False
         connection.version = report.version
-        metrics.SYNC_LOGPROB_DIFF.set(report.canary_max_abs_diff)
+        metrics.CANARY.reported(report.version, report.canary_max_abs_diff)
         self.connections.send_trainer(
             pb.TrainerCommand(
                 canary=pb.CanaryReport(

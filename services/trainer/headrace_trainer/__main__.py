@@ -32,7 +32,7 @@ def _die_with_parent() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="headrace-trainer", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the run's configuration file")
-    parser.add_argument("--port", type=int, default=0, help="Prometheus port of rank 0; 0 for none")
+    parser.add_argument("--port", type=int, default=0, help="Prometheus port of this node; 0 for none")
     parser.add_argument("--rdzv", default=os.environ.get("HEADRACE_RDZV", ""), help="host:port of the store")
     parser.add_argument("--rdzv-id", default="", help="fresh for each attempt; all nodes give the same")
     parser.add_argument("--node-address", default="", help="address of this node that the others reach")

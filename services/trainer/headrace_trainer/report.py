@@ -24,7 +24,7 @@ from headrace_trainer.batch import Batch
 from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.run_log import RunLog, spread, staleness_metrics
+from headrace_trainer.run_log import RunLog, part_means, part_sums, spread, staleness_metrics, update_gaps
 from headrace_trainer.trackers import Tracking
 from headrace_trainer.update import UpdateSums
 
@@ -65,12 +65,16 @@ class Report:
         self._sync: dict[str, float] = {}
         self._last_commit = self._started
         self._window = -1  # the one in which the batch was claimed
+        self._read_at = 0.0  # wall clock, when the batch was here
         self._telemetry: dict[str, telemetry.RolloutTelemetry] = {}
         self._idle: float | None = None
         self._utilization: float | None = None
         self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span since the last sync
         self._shown_partial = [0, 0, 0]
         self._window_ended = False
+        if ranks.is_first:
+            metrics.configure(config)
+            metrics.CLOCK.begin_wait(self._mark)
 
     @property
     def wall_s(self) -> float:
@@ -102,8 +106,9 @@ class Report:
         # Of an update whose samples all went back there is no row: its phases go into the next one's.
         now = time.monotonic()
         self._phases["gen_wait"] = self._phases.get("gen_wait", 0.0) + now - self._mark
+        metrics.CLOCK.end_wait(now)
         self._trace.complete("gen_wait", int(self._mark * 1e9), int(now * 1e9), samples=len(batch.items))
-        self._window = window
+        self._window, self._read_at = window, time.time()
 
     # -- sync ------------------------------------------------------------------------------------
 
@@ -132,7 +137,6 @@ class Report:
     def canary(self, report: pb.CanaryReport) -> None:
         """Called by the sync client's thread."""
         if self._log is not None:
-            metrics.LOGPROB_DIFF.set(report.max_abs_diff)
             self._log.canary(report.version, report.max_abs_diff)
 
     # -- rows ------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ class Report:
         self._skipped += learned.sums.skipped
         self._rejected += len(learned.rejected)
         if not batch.items:
-            self._mark = time.monotonic()
+            self._begin_wait(time.monotonic())
             return
         with self.phase("report"):
             self._dump.write(
@@ -166,6 +170,7 @@ class Report:
             facts = self._ranks.gather_all(
                 {
                     "rewards": [t.reward for t in mine],
+                    "parts": part_sums([t.reward_parts for t in mine]),
                     "lengths": [len(t.token_ids) for t in mine],
                     "tokens": sum(
                         len(s.prompt.token_ids) + len(t.token_ids)
@@ -206,11 +211,28 @@ class Report:
         self._log.update(row)
         if self._tracking is not None:
             self._tracking.check()
-        metrics.observe(row, self._phases, samples, self._config.rollout.n, spans)
+        seen = metrics.Observed(
+            spans=spans,
+            update_gaps=update_gaps(batch.items, p.step_of_version, self._steps_before(p, learned)),
+            latencies_s=_latencies(batch, self._read_at),
+            rewards=[r for f in facts for r in f["rewards"]],
+            lengths=[n for f in facts for n in f["lengths"]],
+        )
+        metrics.observe(row, self._phases, samples, self._config.rollout.n, seen)
         self._phases = {}
         self._sync = {}
         self._skipped = self._rejected = 0
-        self._row_began = self._mark = now
+        self._row_began = now
+        self._begin_wait(now)
+
+    def _begin_wait(self, now: float) -> None:
+        self._mark = now
+        metrics.CLOCK.begin_wait(now)
+
+    @staticmethod
+    def _steps_before(p: Progress, learned: Learned) -> int:
+        """Optimizer steps before this update."""
+        return p.optimizer_steps - learned.optimizer_steps
 
     def _row(
         self,
@@ -244,12 +266,10 @@ class Report:
             "fully_async/partial/total_partial_num": partial,
             "fully_async/partial/partial_ratio": partial / in_window if in_window else 0.0,
             "fully_async/partial/max_partial_span": span,
-            **staleness_metrics(
-                batch.items, self._window, p.step_of_version, p.optimizer_steps - learned.optimizer_steps
-            ),
+            **staleness_metrics(batch.items, self._window, p.step_of_version, self._steps_before(p, learned)),
             "queue/depth": stats.counts["queued"],
             "queue/in_flight": stats.counts["in_flight"],
-            "queue/message_latency_s": _latency(batch),
+            "queue/message_latency_s": sum(_latencies(batch, self._read_at)) / samples,
             "queue/oldest_age_s": stats.oldest_queued_age_s,
             "queue/dead": stats.counts["dead"],
             "queue/requeued": sum(stats.requeued.values()),
@@ -274,6 +294,7 @@ class Report:
             "rollout_corr/ppl_ratio": math.exp(min(total.kl / tokens, 20.0)),
             "rollout_corr/masked_fraction": total.masked / tokens,
             **spread(rewards, "reward"),
+            **part_means([f["parts"] for f in facts]),
             "response_length/mean": sum(lengths) / len(lengths),
             "response_length/max": max(lengths),
             "response_length/clip_ratio": sum(f["cut"] for f in facts) / len(lengths),
@@ -308,7 +329,6 @@ class Report:
             self._tracking.close()
 
 
-def _latency(batch: Batch) -> float:
-    """Mean seconds from written to read, by the wall clock that stamped both."""
-    now = time.time()
-    return sum(max(0.0, now - i.t_finished) for i in batch.items) / len(batch.items)
+def _latencies(batch: Batch, read_at: float) -> list[float]:
+    """Seconds from written to read of each sample, by the wall clock that stamped both."""
+    return [max(0.0, read_at - i.t_finished) for i in batch.items]

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import torch
-from prometheus_client import start_http_server
+from prometheus_client import REGISTRY, start_http_server
 
 from headrace import environment, logs
 from headrace.config_load import ConfigError, load
 from headrace.ledger.client import AdoptError, LedgerUnavailable
+from headrace_trainer import metrics
 from headrace_trainer.batch import ClaimFailed
 from headrace_trainer.checkpoint import SaveFailed
 from headrace_trainer.loop import EX_STOPPED, NotFinite, Trainer, sync_limit_s
@@ -29,7 +30,7 @@ EX_UNAVAILABLE, EX_CONFIG = 69, 78
 def main() -> None:
     parser = argparse.ArgumentParser(description="One trainer rank; started by torchrun.")
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--port", type=int, default=0, help="Prometheus port of rank 0; 0 for none")
+    parser.add_argument("--port", type=int, default=0, help="Prometheus port of this node; 0 for none")
     parser.add_argument("--state", type=Path, required=True, help="directory shared with the launcher")
     args = parser.parse_args()
     logs.setup(f"trainer-{os.environ.get('RANK', '0')}")
@@ -41,8 +42,9 @@ def main() -> None:
         longest = max(config.trainer.claim_timeout_s, sync_limit_s(config)) + 300.0
         longest += config.redis.outage_timeout_s
         ranks = Ranks(config.trainer.device, longest)
-        if args.port and ranks.is_first:
-            start_http_server(args.port, config.services.host)
+        if args.port and os.environ.get("LOCAL_RANK", "0") == "0":  # one per node
+            shown = REGISTRY if ranks.is_first else metrics.process_only()
+            start_http_server(args.port, config.services.host, registry=shown)
         code = Trainer(config, ranks, environment.run_dir(), args.state / "stop").run()
         ranks.close()
     except (ConfigError, AdoptError, ValueError) as error:

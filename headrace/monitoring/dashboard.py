@@ -1,0 +1,200 @@
+"""Makes the Grafana dashboard of the chart: `python -m headrace.monitoring.dashboard`.
+
+The modules `rows_...` say what is shown; here is what every panel has in common. Conventions: variables
+`datasource`, `namespace`, `release` (one run) and `pod` (any number), a fixed uid, `$__rate_interval` in
+rates, ratios 0-1 in `percentunit`, and `${datasource}` in every panel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TARGET = Path(__file__).resolve().parents[2] / "helm" / "headrace" / "dashboards" / "headrace.json"
+UID = "headrace-run"
+SCHEMA = 39
+_WIDTH = 24
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_RED, _YELLOW, _GREEN = "red", "yellow", "green"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel. `queries`: (legend, expression) pairs; `unit` in Grafana's words."""
+
+    kind: str
+    """`timeseries`, `stat` or `text`."""
+    title: str
+    unit: str = "short"
+    queries: Sequence[tuple[str, str]] = ()
+    description: str = ""
+    text: str = ""
+    """Markdown, of a text panel."""
+    width: int = 8
+    height: int = 8
+    stacked: bool = False
+    low: float | None = None
+    """Values from here on are yellow."""
+    high: float | None = None
+    """Values from here on are red."""
+    names: Sequence[tuple[str, str]] = ()
+    """(text, colour) of the values 0, 1, 2, ..."""
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    panels: Sequence[Panel]
+
+
+def build(rows: Sequence[Row]) -> dict[str, Any]:
+    """The dashboard as Grafana reads it: rows below each other, panels from left to right."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for row in rows:
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": row.title,
+                "collapsed": False,
+                "datasource": _SOURCE,
+                "gridPos": {"h": 1, "w": _WIDTH, "x": 0, "y": y},
+                "panels": [],
+            }
+        )
+        y, x, tallest = y + 1, 0, 0
+        for panel in row.panels:
+            if x + panel.width > _WIDTH:
+                y, x, tallest = y + tallest, 0, 0
+            place = {"h": panel.height, "w": panel.width, "x": x, "y": y}
+            panels.append(_panel(panel, len(panels) + 1, place))
+            x, tallest = x + panel.width, max(tallest, panel.height)
+        y += tallest
+    return {
+        "uid": UID,
+        "title": "Headrace",
+        "description": "One run: balance, staleness, queue, sync, engines, trainer.",
+        "tags": ["headrace"],
+        "schemaVersion": SCHEMA,
+        "version": 1,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "timezone": "browser",
+        "annotations": {"list": []},
+        "links": [],
+        "templating": {"list": _variables()},
+        "panels": panels,
+    }
+
+
+def _variables() -> list[dict[str, Any]]:
+    run = 'namespace=~"$namespace", release=~"$release"'
+    asked = {
+        "namespace": "label_values(headrace_queue_redis_up, namespace)",
+        "release": 'label_values(headrace_queue_redis_up{namespace=~"$namespace"}, release)',
+        "pod": f"label_values(up{{{run}}}, pod)",
+    }
+    all_of_them = {"allValue": ".*", "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+    source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+    return [
+        source | {"hide": 0, "multi": False, "includeAll": False, "refresh": 1},
+        *(
+            {
+                "name": name,
+                "label": name.capitalize(),
+                "type": "query",
+                "datasource": _SOURCE,
+                "definition": query,
+                "query": {"query": query, "refId": f"variable-{name}"},
+                "hide": 0,
+                "multi": name == "pod",
+                "includeAll": name == "pod",
+                "refresh": 2,
+                "sort": 1,
+                **(all_of_them if name == "pod" else {}),
+            }
+            for name, query in asked.items()
+        ),
+    ]
+
+
+def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "gridPos": place,
+    }
+    if panel.kind == "text":
+        return out | {"options": {"mode": "markdown", "content": panel.text}}
+    out["targets"] = [
+        {
+            "refId": chr(ord("A") + place),
+            "datasource": _SOURCE,
+            "editorMode": "code",
+            "expr": expression,
+            "legendFormat": legend,
+            "range": panel.kind != "stat",
+            "instant": panel.kind == "stat",
+        }
+        for place, (legend, expression) in enumerate(panel.queries)
+    ]
+    defaults: dict[str, Any] = {"unit": panel.unit} | _thresholds(panel) | _mappings(panel)
+    if panel.unit == "percentunit":
+        defaults |= {"min": 0, "max": 1}
+    out["fieldConfig"] = {"defaults": defaults, "overrides": []}
+    if panel.kind == "stat":
+        calc = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+        return out | {
+            "options": {"reduceOptions": calc, "colorMode": "value", "graphMode": "none", "textMode": "auto"}
+        }
+    defaults["custom"] = {
+        "drawStyle": "line",
+        "lineWidth": 1,
+        "fillOpacity": 30 if panel.stacked else 0,
+        "showPoints": "never",
+        "spanNulls": False,
+        "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        "thresholdsStyle": {"mode": "off" if panel.high is None else "line"},
+    }
+    legend = {"displayMode": "list", "placement": "bottom", "showLegend": True}
+    return out | {"options": {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}}
+
+
+def _thresholds(panel: Panel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": _GREEN, "value": None}]
+    for colour, value in ((_YELLOW, panel.low), (_RED, panel.high)):
+        if value is not None:
+            steps.append({"color": colour, "value": value})
+    return {"thresholds": {"mode": "absolute", "steps": steps}}
+
+
+def _mappings(panel: Panel) -> dict[str, Any]:
+    options = {
+        str(value): {"text": text, "color": colour, "index": value}
+        for value, (text, colour) in enumerate(panel.names)
+    }
+    return {"mappings": [{"type": "value", "options": options}]} if options else {}
+
+
+def render() -> str:
+    from headrace.monitoring.rows_balance import BALANCE, OVERVIEW
+    from headrace.monitoring.rows_compute import GPU, TRAINER, VLLM
+    from headrace.monitoring.rows_flow import QUEUE, STALENESS, SYNC
+
+    rows = (OVERVIEW, BALANCE, STALENESS, QUEUE, SYNC, VLLM, TRAINER, GPU)
+    return json.dumps(build(rows), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    TARGET.write_text(render(), encoding="utf-8")
+    print(f"wrote {TARGET}")

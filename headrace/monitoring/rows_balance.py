@@ -1,0 +1,186 @@
+"""The rows on the run as a whole, and on who waits for whom."""
+
+from __future__ import annotations
+
+from headrace.monitoring.dashboard import Panel, Row
+from headrace.monitoring.expressions import (
+    largest,
+    lines,
+    mean,
+    number,
+    of_pods,
+    of_run,
+    quantile,
+    rate,
+    share,
+)
+
+_TRAINER_IDLE = share("headrace_trainer_wait_seconds_total", "headrace_trainer_step_seconds_total")
+_BUSY = share("headrace_rollouter_active_seconds_total", "headrace_rollouter_window_seconds_total")
+_ROLLOUTER_IDLE = f"clamp_min(1 - {_BUSY}, 0)"
+_UP = of_run("up", 'job="rollouter"')
+_FIRING = of_run("ALERTS", 'alertname=~"Headrace.*", alertstate="firing"')
+_DESIRED = (
+    'sum(kube_deployment_spec_replicas{namespace=~"$namespace", deployment=~"($release).*-rollouter"}) '
+    f"or count({_UP})"
+)
+
+OVERVIEW = Row(
+    "Overview",
+    [
+        number(
+            "Trainer idle",
+            "percentunit",
+            of_run("release:headrace_trainer_idle:ratio_rate15m"),
+            "Share of its time in which the trainer waited for samples, over 15 minutes.",
+            low=0.3,
+            high=0.5,
+        ),
+        number(
+            "Rollouters idle",
+            "percentunit",
+            of_run("release:headrace_rollouter_idle:ratio_rate15m"),
+            "Share of the time in which an engine had no running request, over 15 minutes.",
+            low=0.3,
+            high=0.5,
+        ),
+        number("Policy version", "none", largest(of_run("headrace_policy_version"))),
+        number(
+            "Local updates per hour",
+            "none",
+            f"sum by (release) (increase({of_run('headrace_local_updates_total')}[1h]))",
+        ),
+        number(
+            "Stale samples",
+            "percentunit",
+            of_run("release:headrace_stale_samples:ratio_rate15m"),
+            "Share of the trained samples that an older version began, over 15 minutes.",
+        ),
+        Panel(
+            "stat",
+            "Alerts",
+            "none",
+            [
+                (
+                    "firing",
+                    f"count({_FIRING}) or vector(0)",
+                )
+            ],
+            "docs/operations.md says what each means and what to do.",
+            width=4,
+            height=4,
+            high=1,
+        ),
+        lines("Idle", "percentunit", ("trainer", _TRAINER_IDLE), ("rollouters", _ROLLOUTER_IDLE)),
+        lines(
+            "Rollouters",
+            "none",
+            ("desired", _DESIRED),
+            ("up", f"sum({_UP})"),
+            ("take part", largest(of_run("headrace_queue_members"))),
+            about="Desired: the Deployment's replicas, or what is scraped where nothing tells them.",
+        ),
+        lines(
+            "Tokens per second",
+            "short",
+            ("generated", rate(of_run("headrace_tokens_generated_total"))),
+            ("trained", rate(of_run("headrace_tokens_trained_total"))),
+        ),
+        lines("Reward", "short", ("mean {{release}}", largest(of_run("headrace_reward_mean")))),
+        lines(
+            "Validation",
+            "short",
+            (
+                "{{data_source}} {{statistic}}",
+                largest(of_run("headrace_validation_score"), "data_source, statistic"),
+            ),
+        ),
+        lines(
+            "Samples trained per second",
+            "short",
+            ("{{release}}", rate(of_run("headrace_samples_trained_total"))),
+        ),
+    ],
+)
+
+_WHAT_TO_DO = """
+| trainer idle | rollouters idle | what to do |
+|---|---|---|
+| high | low | move GPUs to the rollouters, or add replicas |
+| low | high | move GPUs to the trainer, or raise η a little |
+| high | high | the sync or the reward takes the time: look at the sync row, and at the reward |
+| low | low | balanced |
+
+A high wait with **uniform lengths** asks for more rollout GPUs. A high wait with a **long tail** (p99 far
+above p50) asks for stop criteria or partial rollout, not for GPUs. With η = 0 the two sides take turns by
+design.
+"""
+_VERDICT = (
+    f"({of_run('release:headrace_trainer_idle:ratio_rate15m')} > bool 0.3) "
+    f"+ 2 * ({of_run('release:headrace_rollouter_idle:ratio_rate15m')} > bool 0.3)"
+)
+
+BALANCE = Row(
+    "Balance",
+    [
+        Panel("text", "What to do", text=_WHAT_TO_DO, width=12),
+        Panel(
+            "stat",
+            "Who waits",
+            "none",
+            [("{{release}}", _VERDICT)],
+            "Above 30 % over 15 minutes.",
+            width=4,
+            names=(
+                ("balanced", "green"),
+                ("trainer: more rollout GPUs", "yellow"),
+                ("rollouters: more trainer GPUs", "yellow"),
+                ("both: sync or reward", "red"),
+            ),
+        ),
+        lines(
+            "Idle by rollouter",
+            "percentunit",
+            ("{{pod}}", of_pods("pod:headrace_rollouter_idle:ratio_rate15m")),
+        ),
+        lines(
+            "Slots in use",
+            "percentunit",
+            ("{{release}}", of_run("release:headrace_rollouter_utilization:ratio")),
+            about="Running sequences over those of full slots.",
+        ),
+        lines(
+            "Seconds of an update by phase",
+            "s",
+            ("{{phase}}", mean("headrace_trainer_phase_duration_seconds", "phase")),
+            stacked=True,
+            about="Mean per update in which the phase occurred.",
+        ),
+        lines(
+            "Response length",
+            "none",
+            ("p50", quantile(0.5, "headrace_response_length_tokens")),
+            ("p99", quantile(0.99, "headrace_response_length_tokens")),
+            about="Tokens of finished responses. A long tail is waited for by everybody.",
+        ),
+        lines(
+            "Gate",
+            "none",
+            ("allowed", largest(of_run("headrace_queue_max_required"))),
+            (
+                "outstanding or trained since the sync",
+                " + ".join(
+                    largest(of_run(f"headrace_queue_{state}"))
+                    for state in ("in_flight", "parked", "depth", "training", "trained_since_sync")
+                ),
+            ),
+            about="At the limit no new sample is started: the rollouters wait for the trainer.",
+        ),
+        lines(
+            "Requests for work by answer",
+            "short",
+            ("{{status}}", rate(of_pods("headrace_rollouter_takes_total"), "status")),
+            about="gate_closed: waiting for the trainer; empty: waiting for prompts; held: a sync round.",
+        ),
+    ],
+)

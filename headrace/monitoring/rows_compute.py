@@ -1,0 +1,185 @@
+"""The rows on the machines: vLLM, the trainer, GPUs."""
+
+from __future__ import annotations
+
+from headrace.monitoring.dashboard import Row
+from headrace.monitoring.expressions import largest, lines, mean, of_pods, of_run, quantile, rate
+
+VLLM = Row(
+    "vLLM",
+    [
+        lines(
+            "Requests running",
+            "none",
+            ("{{pod}}", f"sum by (pod) ({of_pods('vllm:num_requests_running')})"),
+            about="Stands still while the engine is paused.",
+        ),
+        lines(
+            "Requests waiting",
+            "none",
+            ("{{pod}}", f"sum by (pod) ({of_pods('vllm:num_requests_waiting')})"),
+            about="Within the engine: its slots or its KV cache are full.",
+        ),
+        lines("KV cache used", "percentunit", ("{{pod}}", of_pods("vllm:kv_cache_usage_perc"))),
+        lines(
+            "Tokens generated per second",
+            "short",
+            ("{{pod}}", rate(of_pods("vllm:generation_tokens_total"), "pod")),
+        ),
+        lines(
+            "Prompt tokens per second",
+            "short",
+            ("{{pod}}", rate(of_pods("vllm:prompt_tokens_total"), "pod")),
+            about="Rises at each sync that interrupts: what was running is prefilled again.",
+        ),
+        lines(
+            "Prefix cache hits",
+            "percentunit",
+            (
+                "{{pod}}",
+                f"{rate(of_pods('vllm:prefix_cache_hits_total'), 'pod')} / "
+                f"{rate(of_pods('vllm:prefix_cache_queries_total'), 'pod')}",
+            ),
+        ),
+        lines(
+            "Preemptions",
+            "none",
+            (
+                "{{pod}}",
+                f"sum by (pod) (increase({of_pods('vllm:num_preemptions_total')}[$__rate_interval]))",
+            ),
+            about="Those of a sync are among them.",
+        ),
+        lines(
+            "Seconds between tokens",
+            "s",
+            ("p50", quantile(0.5, "vllm:inter_token_latency_seconds")),
+            ("p99", quantile(0.99, "vllm:inter_token_latency_seconds")),
+        ),
+        lines(
+            "Requests ended",
+            "short",
+            ("{{finished_reason}}", rate(of_pods("vllm:request_success_total"), "finished_reason")),
+            about="Per second, by reason.",
+        ),
+    ],
+)
+
+TRAINER = Row(
+    "Trainer",
+    [
+        lines(
+            "Share of the time by phase",
+            "percentunit",
+            ("{{phase}}", rate(of_run("headrace_trainer_phase_duration_seconds_sum"), "phase")),
+            stacked=True,
+        ),
+        lines(
+            "Seconds of the update by quantile",
+            "s",
+            (
+                "update_actor p50",
+                quantile(0.5, "headrace_trainer_phase_duration_seconds", 'phase="update_actor"'),
+            ),
+            ("gen_wait p50", quantile(0.5, "headrace_trainer_phase_duration_seconds", 'phase="gen_wait"')),
+            ("gen_wait p99", quantile(0.99, "headrace_trainer_phase_duration_seconds", 'phase="gen_wait"')),
+        ),
+        lines("Entropy", "short", ("{{release}}", largest(of_run("headrace_actor_entropy")))),
+        lines("Gradient norm", "short", ("{{release}}", largest(of_run("headrace_actor_grad_norm")))),
+        lines(
+            "Tokens clipped",
+            "percentunit",
+            ("upper or lower", largest(of_run("headrace_actor_pg_clipfrac"))),
+            ("dual clip", largest(of_run("headrace_actor_pg_clipfrac_lower"))),
+        ),
+        lines(
+            "Loss and KL",
+            "short",
+            ("policy loss", largest(of_run("headrace_actor_pg_loss"))),
+            ("KL old to current", largest(of_run("headrace_actor_ppo_kl"))),
+        ),
+        lines(
+            "Reward of trained trajectories",
+            "short",
+            ("p10", quantile(0.1, "headrace_reward")),
+            ("mean", largest(of_run("headrace_reward_mean"))),
+            ("p90", quantile(0.9, "headrace_reward")),
+        ),
+        lines(
+            "Mean response length",
+            "none",
+            ("generated", mean("headrace_response_length_tokens")),
+            ("trained", mean("headrace_trained_response_length_tokens")),
+            about="Trained shorter than generated for long: what is long does not get trained.",
+        ),
+        lines(
+            "Groups that teach nothing, responses cut",
+            "percentunit",
+            ("groups without spread", largest(of_run("headrace_group_zero_std_ratio"))),
+            ("responses at the limit", largest(of_run("headrace_response_length_clip_ratio"))),
+        ),
+        lines("Learning rate", "sci", ("{{release}}", largest(of_run("headrace_actor_lr")))),
+        lines(
+            "Steps skipped",
+            "none",
+            ("so far", f"sum by (release) ({of_run('headrace_actor_skipped_steps_total')})"),
+            about="Something was not finite.",
+        ),
+        lines(
+            "Memory by pod",
+            "bytes",
+            ("{{pod}}", f"sum by (pod) ({of_pods('process_resident_memory_bytes')})"),
+            about="Of the process that shows the metrics.",
+        ),
+    ],
+)
+
+
+def on_gpus(expression: str) -> str:
+    """A DCGM expression for the GPUs of the chosen pods, which DCGM's exporter calls `exported_pod`.
+
+    DCGM knows no releases: they come from the pods' own `up`.
+    """
+    chosen = f"0 * {of_pods('up')} + 1"
+    for there, here in (("exported_pod", "pod"), ("exported_namespace", "namespace")):
+        chosen = f'label_replace({chosen}, "{there}", "$1", "{here}", "(.+)")'
+    pods = f"max by (exported_namespace, exported_pod, release, job) ({chosen})"
+    return f"{expression} * on (exported_namespace, exported_pod) group_left (release, job) {pods}"
+
+
+_GPU = "{{job}} {{exported_pod}} GPU {{gpu}}"
+
+GPU = Row(
+    "GPU",
+    [
+        lines(
+            "GPU busy",
+            "percentunit",
+            (_GPU, on_gpus("DCGM_FI_DEV_GPU_UTIL / 100")),
+            about="Share of the time in which any kernel ran.",
+        ),
+        lines(
+            "Tensor cores busy",
+            "percentunit",
+            (_GPU, on_gpus("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")),
+            about="What the arithmetic really gets; needs DCGM's profiling metrics.",
+        ),
+        lines(
+            "GPU memory used",
+            "bytes",
+            (_GPU, on_gpus("DCGM_FI_DEV_FB_USED * 1048576")),
+        ),
+        lines("Power", "watt", (_GPU, on_gpus("DCGM_FI_DEV_POWER_USAGE"))),
+        lines(
+            "NVLink received",
+            "Bps",
+            (_GPU, on_gpus("rate(DCGM_FI_PROF_NVLINK_RX_BYTES[$__rate_interval])")),
+        ),
+        lines(
+            "XID errors",
+            "none",
+            (_GPU, on_gpus("DCGM_FI_DEV_XID_ERRORS")),
+            about="Number of the last error; 0 is well.",
+        ),
+    ],
+)

@@ -1,0 +1,263 @@
+"""The chart's rules and dashboard: conventions, names that exist, a test for every alert."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.config_base import Section
+from headrace.monitoring import RULES
+from headrace.monitoring.dashboard import TARGET, render
+from tests import monitoring
+from tests.monitoring import alerts, names, panel_expressions, promtool, rules, selectors
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = {"short", "none", "s", "bytes", "Bps", "percentunit", "watt", "sci"}
+OTHERS = re.compile(r"vllm:[a-z_]+|up|ALERTS|process_resident_memory_bytes")
+
+
+@cache
+def defined() -> frozenset[str]:
+    """Every series name that a service, or a recording rule, makes."""
+    code = (
+        "import json; from headrace.metrics_doc import services as s; "
+        "print(json.dumps([[n, m.type] for found in s().values() for n, m in found.items()]))"
+    )
+    # In a process of its own: the services' metrics share one registry.
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    out = {rule["record"] for rule in rules() if "record" in rule}
+    for name, kind in json.loads(told.stdout):
+        out |= {f"{name}_{end}" for end in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+    return frozenset(out)
+
+
+def unknown(expression: str) -> set[str]:
+    found = names(expression)
+    assert found, expression
+    return {n for n in found - defined() - monitoring.ELSEWHERE.keys() if not OTHERS.fullmatch(n)}
+
+
+# -- the dashboard ------------------------------------------------------------------------------------
+
+
+def test_dashboard_is_current() -> None:
+    assert TARGET.read_text(encoding="utf-8") == render(), "run `make docs`"
+
+
+def test_dashboard_keeps_the_conventions() -> None:
+    board = monitoring.dashboard()
+    assert board["uid"] == "headrace-run"
+    assert board["schemaVersion"] >= 39
+    variables = {v["name"]: v for v in board["templating"]["list"]}
+    assert list(variables) == ["datasource", "namespace", "release", "pod"]
+    assert variables["pod"]["multi"]
+    assert variables["pod"]["includeAll"]
+    assert variables["datasource"]["type"] == "datasource"
+    panels = board["panels"]
+    assert len({p["id"] for p in panels}) == len(panels)
+    titles = [p["title"] for p in panels if p["type"] == "row"]
+    assert titles == ["Overview", "Balance", "Staleness", "Queue", "Sync", "vLLM", "Trainer", "GPU"]
+    for panel in panels:
+        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
+        for target in panel.get("targets", ()):
+            assert target["datasource"]["uid"] == "${datasource}"
+        if panel["type"] not in ("row", "text"):
+            check_panel(panel)
+
+
+def check_panel(panel: dict[str, Any]) -> None:
+    assert panel["targets"], panel["title"]
+    defaults = panel["fieldConfig"]["defaults"]
+    assert defaults["unit"] in UNITS, panel["title"]
+    references = [t["refId"] for t in panel["targets"]]
+    assert len(set(references)) == len(references)
+    for target in panel["targets"]:
+        expression = target["expr"]
+        assert "$namespace" in expression, (panel["title"], expression)
+        # A window of fixed length would be empty or coarse at another scrape interval. An hour is a unit.
+        assert not re.search(r"(rate|increase)\([^\[]*\[(?!\$__rate_interval|1h\])", expression), expression
+        ratio = re.search(r"ratio_rate15m|:ratio\b|kv_cache_usage", expression)
+        if ratio and panel["type"] == "timeseries":
+            assert defaults["unit"] == "percentunit", panel["title"]
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in monitoring.dashboard()["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"], (panel["title"], (x, y))
+
+
+def test_dashboard_shows_what_exists() -> None:
+    assert len(panel_expressions()) > 80
+    assert {(panel, n) for panel, e in panel_expressions() for n in unknown(e)} == set()
+
+
+def test_every_metric_of_ours_is_shown_or_judged() -> None:
+    """What nobody looks at needs a reason."""
+    read = {n for _, e in panel_expressions() for n in names(e)} | {
+        n for r in rules() for n in names(r["expr"])
+    }
+    read = {re.sub(r"_(bucket|sum|count)$", "", n) for n in read}
+    ours = {re.sub(r"_(bucket|sum|count)$", "", n) for n in defined() if n.startswith("headrace_")}
+    assert ours - read == UNREAD
+
+
+UNREAD = {
+    # The same from counters, over a time of one's own choosing.
+    "headrace_trainer_idle_ratio",
+    "headrace_rollouter_idle_ratio",
+    "headrace_response_length_mean",
+    # Sums that other panels show by part.
+    "headrace_trajectories_trained_total",
+    "headrace_stale_trajectories_trained_total",
+    "headrace_queue_restarted_total",
+    "headrace_queue_expired_owners_total",
+    "headrace_queue_loop_errors_total",
+    "headrace_queue_dropped",
+    # States, for a look at one moment.
+    "headrace_rollouter_serving",
+    "headrace_queue_held",
+    "headrace_queue_end_of_data",
+    "headrace_validation_unfinished",
+}
+
+
+# -- the rules ----------------------------------------------------------------------------------------
+
+
+def test_the_package_and_the_chart_have_one_file_of_rules() -> None:
+    assert RULES.is_symlink()
+    assert RULES.resolve() == ROOT / "helm" / "headrace" / "rules" / "headrace.yaml"
+
+
+def test_rules_read_what_exists() -> None:
+    assert {(str(rule), n) for rule in rules() for n in unknown(rule["expr"])} == set()
+
+
+@pytest.mark.parametrize("name", sorted(alerts()))
+def test_an_alert_says_what_to_do(name: str) -> None:
+    rule = alerts()[name]
+    assert name.startswith("Headrace")
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert "$labels.release" in rule["annotations"]["summary"]
+    assert len(rule["annotations"]["description"]) > 80
+    page, anchor = rule["annotations"]["runbook_url"].split("#")
+    assert anchor == name.lower()
+    assert f"### {name}\n" in (ROOT / page).read_text(), f"{page} has no section about {name}"
+
+
+@pytest.mark.parametrize("name", sorted(alerts()))
+def test_an_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not(name: str) -> None:
+    expected = [
+        case["exp_samples"]
+        for file in monitoring.RULE_TESTS
+        for test in yaml.safe_load(file.read_text())["tests"]
+        for case in test["promql_expr_test"]
+        if f'alertname="{name}"' in case["expr"]
+    ]
+    assert [] in expected
+    assert any(expected)
+
+
+def test_documented_alerts_exist() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert set(re.findall(r"^### (Headrace\w+)$", page, re.MULTILINE)) == set(alerts())
+
+
+def test_descriptions_name_keys_that_exist() -> None:
+    """`section.key` in an alert is a key of the configuration."""
+    from headrace.config import RunConfig
+
+    sections = {
+        name: field.annotation.model_fields
+        for name, field in RunConfig.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    }
+    text = " ".join(rule["annotations"]["description"] for rule in alerts().values())
+    found = [(s, k) for s, k in re.findall(r"\b([a-z_]+)\.([a-z_]+)\b", text) if s in sections]
+    assert len(found) > 5
+    assert [f"{s}.{k}" for s, k in found if k not in sections[s]] == []
+
+
+@monitoring.needs_promtool
+def test_promtool_accepts_the_rules() -> None:
+    assert "SUCCESS" in promtool("check", "rules", RULES)
+
+
+@monitoring.needs_promtool
+def test_promtool_runs_the_tests_of_the_rules() -> None:
+    assert promtool("test", "rules", *monitoring.RULE_TESTS).count("SUCCESS") == len(monitoring.RULE_TESTS)
+
+
+@monitoring.needs_promtool
+def test_panels_on_the_metrics_of_others(tmp_path: Path) -> None:
+    """GPUs of the chosen run's pods only, and named by them; the replicas that a Deployment asks for."""
+    chosen = {"$namespace": "ns", "$release": "a", "$pod": ".*", "$__rate_interval": "5m"}
+    cases = []
+    for panel, expression in panel_expressions():
+        others = names(expression) & monitoring.ELSEWHERE.keys()
+        if not others:
+            continue
+        for variable, value in chosen.items():
+            expression = expression.replace(variable, value)
+        pods = "namespace='ns', release='{0}', pod='{0}-rollouter-0', job='rollouter'"
+        series = {f"up{{{pods.format(release)}}}": "1x10" for release in "ab"}
+        for name in others:
+            if name in monitoring.NEEDS_GPU:
+                gpu = "exported_namespace='ns', namespace='gpu', pod='dcgm', gpu='0'"
+                series[f"{name}{{{gpu}, exported_pod='a-rollouter-0'}}"] = "1+1x10"
+                series[f"{name}{{{gpu}, exported_pod='b-rollouter-0'}}"] = "1+1x10"
+            else:
+                series[f"{name}{{namespace='ns', deployment='a-headrace-rollouter'}}"] = "5x10"
+                series[f"{name}{{namespace='ns', deployment='b-headrace-rollouter'}}"] = "7x10"
+        gpu = others & monitoring.NEEDS_GPU
+        shown = "count by (release, job, exported_pod)" if gpu else "sum"
+        labels = "{release='a', job='rollouter', exported_pod='a-rollouter-0'}" if gpu else "{}"
+        cases.append(
+            {
+                "name": panel,
+                "interval": "1m",
+                "input_series": [{"series": k, "values": v} for k, v in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": f"{shown} ({expression})",
+                        "eval_time": "10m",
+                        "exp_samples": [{"labels": labels, "value": 1 if gpu else 5}],
+                    }
+                ],
+            }
+        )
+    assert len(cases) == len(monitoring.ELSEWHERE)
+    file = tmp_path / "others.yaml"
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": cases}))
+    promtool("test", "rules", file)
+
+
+# -- the reading of expressions -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("a", ["a"]),
+        ('sum by (x, y) (rate(a_total{b="}", c=~"d.*"}[5m])) / c', ['a_total{b="}", c=~"d.*"}', "c"]),
+        ("histogram_quantile(0.99, sum by (le) (rate(a:b_bucket[1m])))", ["a:b_bucket"]),
+        ("(a > bool 0.3) + 2 * b unless on (r) c == 1 or vector(0)", ["a", "b", "c"]),
+        ('label_replace(up{a="b"}, "x", "$1", "pod", "(.+)")', ['up{a="b"}']),
+        ("a * on (x) group_left (y) max by (x) (b)", ["a", "b"]),
+    ],
+)
+def test_selectors_of_an_expression(expression: str, found: list[str]) -> None:
+    assert selectors(expression) == found
