@@ -4,18 +4,16 @@ Reads a resolved configuration as JSON from standard input and writes one JSON o
 as soon as it is known, so that a caller who loses patience knows how far it came. A process of its own,
 because it imports torch, transformers and vLLM and runs the code of the model and of the reward.
 
-The calls into data and reward are the four functions under "seams".
+The calls into data and reward are the functions under "seams".
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -25,7 +23,8 @@ from headrace.data.prompts import Prompts, tokenize_rows
 from headrace.data.rows import DataError, Row, Rows
 from headrace.data.tokenizer import load_tokenizer, need_template
 from headrace.model_checks import Checked, check_model
-from headrace.reward import RewardError, Scorer, load_reward
+from headrace.reward import RewardError
+from headrace.runner import reward_probe
 
 MOST_PROMPTS = 5000
 """Prompts of each kind that are tokenised here; the queue service tokenises all of them at the start."""
@@ -51,18 +50,6 @@ def _prompts(config: RunConfig, tokenizer: Any, rows: list[Row]) -> Prompts:
     """Raises DataError."""
     need_template(tokenizer, rows, config)
     return tokenize_rows(tokenizer, rows, config.data)
-
-
-def _scorer(config: RunConfig) -> Callable[[Row, str], Any]:
-    """A coroutine function: (row, answer) to (score, parts). Raises RewardError, also when called."""
-    reward = config.custom_reward_function
-    scorer = Scorer(load_reward(reward.path, reward.name), reward.timeout_s)
-
-    async def score(row: Row, answer: str) -> Any:
-        extra = {**row.extra_info, "finish_reason": "stop"}
-        return await scorer.score(row.data_source, answer, row.ground_truth, extra)
-
-    return score
 
 
 # -- sections -----------------------------------------------------------------------------------------
@@ -113,32 +100,29 @@ class Trial:
         found = Checked(facts={"rows": []})
         rows = self._data.get("train_files", [])[:REWARD_ROWS]
         try:
-            score = _scorer(self._config)
+            tried = reward_probe.try_rows(self._config, rows)
         except RewardError as error:
             return Checked(problems=[str(error)])
         told: set[str] = set()
-        for row in rows:
-            scores = {}
-            for name, answer in (("ground_truth", row.ground_truth), ("empty", "")):
-                try:
-                    scores[name], _ = asyncio.run(score(row, answer))
-                except RewardError as error:
-                    if str(error) not in told:
-                        told.add(str(error))
-                        what = "the ground truth" if answer else "an empty answer"
-                        found.problems.append(
-                            f"custom_reward_function: {row.file}:{row.line}: scoring {what}: {error}; "
-                            "correct it"
-                        )
-            place = f"{row.file}:{row.line}"
-            found.facts["rows"].append(
-                {"row": place, "ground_truth": row.ground_truth[:80], "scores": scores}
-            )
-        tried = [r["scores"] for r in found.facts["rows"] if len(r["scores"]) == 2]
-        if tried and all(s["ground_truth"] == s["empty"] for s in tried):
+        told_apart = False
+        for truth, empty in zip(tried[::2], tried[1::2], strict=True):
+            place = f"{truth.row.file}:{truth.row.line}"
+            scores = {
+                name: one.reward
+                for name, one in (("ground_truth", truth), ("empty", empty))
+                if one.reward is not None
+            }
+            for what, one in (("the ground truth", truth), ("an empty answer", empty)):
+                if one.problem and one.problem not in told:
+                    told.add(one.problem)
+                    found.problems.append(f"reward: {place}: scoring {what}: {one.problem}; correct it")
+            told_apart |= truth.reward != empty.reward
+            shown = {"row": place, "ground_truth": truth.row.ground_truth[:80], "scores": scores}
+            found.facts["rows"].append(shown)
+        if tried and not told and not told_apart:
             found.warnings.append(
-                "custom_reward_function: the ground truth given as an answer scores as an empty answer does, "
-                f"{tried[0]['empty']:g}: right if the reward wants more around it, else tells nothing"
+                "reward: the ground truth given as an answer scores as an empty answer does, "
+                f"{tried[0].reward:g}: right if the reward wants more around it, else tells nothing"
             )
         return found
 
