@@ -145,9 +145,7 @@ class TrainerConfig(Section):
     """Where the rows of `metrics.jsonl` and the held-out scores go beside the run's own files: `tensorboard`
     and `wandb` need `pip install 'headrace[logging]'`; `console` is what the runner shows anyway."""
     project_name: str = "headrace"
-    """Project in Weights & Biases."""
-    experiment_name: str | None = None
-    """Name of the run in Weights & Biases; unset: the run's `name`."""
+    """Project in Weights & Biases; the run's `name` is its name there too."""
 
 
 class ValConfig(Section):

@@ -27,6 +27,12 @@ DESCRIPTION = (
     "code 1 if some could not be sent back."
 )
 
+EXIT_CODES = {1: "some samples could not be sent back", 2: "there is no such run, or no such sample"}
+JSON = {
+    "id, reason, attempts, failures, crashes, prompt, detail": "of each dead sample, in a list",
+    "requeued, refused, not_dead": "ids, with `--requeue`",
+}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)

@@ -23,6 +23,15 @@ DESCRIPTION = (
     "GPUs and nodes; print what would run. Exits with 0, or with 2 when something is wrong."
 )
 
+EXIT_CODES = {0: "nothing is wrong", 2: "something is wrong; every problem is printed"}
+JSON = {
+    "ok": "whether there is no problem",
+    "problems": "one sentence each",
+    "warnings": "one sentence each",
+    "demo_prepared": "whether the demo's files, if it is one, were there to be checked",
+    "…": "what was found of data, model and the rest, by section, and what would run",
+}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.configuration(parser)
