@@ -87,6 +87,8 @@ class FunctionPool:
             await process.ready
 
     async def judge(self, response: Response) -> Judged:
+        if self._closed:
+            raise RewardError("the reward was closed")
         r = response
         self._number += 1
         call = _Call(
@@ -99,8 +101,9 @@ class FunctionPool:
         return await call.future
 
     async def close(self) -> None:
-        """Kill the processes; calls under way fail."""
+        """Kill the processes; calls under way, and those that wait, fail."""
         self._closed = True
+        self._fail_waiting("the reward was closed")
         if self._watching is not None:
             self._watching.cancel()
         for process in (gone := list(self._processes)):

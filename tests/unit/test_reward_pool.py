@@ -238,6 +238,7 @@ async def test_calls_behind_a_slow_one_go_to_another_process(pool: Make, tmp_pat
     assert done
     assert not slow.done()
     await p.close()
+    await asyncio.gather(*ahead, return_exceptions=True)
     with pytest.raises(RewardError, match="closed"):
         await slow
 
