@@ -23,9 +23,11 @@ RUN_ELSEWHERE = {
     # The demo is what `tests/integration/test_run.py` runs, only shorter; both commands follow it there.
     ".venv/bin/headrace status demo",
     ".venv/bin/headrace audit demo",
+    # What it says of the demo is in `tests/unit/test_validate.py`, with a model that is smaller still.
+    ".venv/bin/headrace validate configs/demo.yaml",
 }
 
-STARTS_NOTHING = {"convert-config"}
+STARTS_NOTHING = {"convert-config", "data"}
 """Commands that only read and print."""
 
 
