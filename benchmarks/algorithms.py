@@ -24,8 +24,9 @@ CURVES = {
     "OPO": ["algorithm.adv_estimator=opo"],
     "DAPO": [
         "algorithm.filter_groups.enable=true",
-        "algorithm.overlong_buffer_len=3",
-        "algorithm.overlong_penalty_factor=0.5",
+        "reward.overlong_buffer.enable=true",
+        "reward.overlong_buffer.len=3",
+        "reward.overlong_buffer.penalty_factor=0.5",
     ],
     "GSPO": ["actor.policy_loss=gspo", "actor.clip_ratio_low=0.05", "actor.clip_ratio_high=0.05"],
     "decoupled PPO": ["actor.policy_loss=decoupled_ppo", "async_training.use_rollout_log_probs=false"],

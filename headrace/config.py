@@ -17,7 +17,7 @@ from headrace.config_data import DataConfig
 from headrace.config_kubernetes import KubernetesConfig
 from headrace.config_problems import cross_field_problems
 from headrace.config_reading import DumpConfig, Tracker
-from headrace.config_reward import RewardConfig
+from headrace.config_reward import CustomRewardConfig, RewardConfig
 from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
 
 
@@ -146,9 +146,7 @@ class TrainerConfig(Section):
     """Where the rows of `metrics.jsonl` and the held-out scores go beside the run's own files: `tensorboard`
     and `wandb` need `pip install 'headrace[logging]'`; `console` is what the runner shows anyway."""
     project_name: str = "headrace"
-    """Project in Weights & Biases."""
-    experiment_name: str | None = None
-    """Name of the run in Weights & Biases; unset: the run's `name`."""
+    """Project in Weights & Biases; the run's `name` is its name there too."""
 
 
 class ValConfig(Section):
@@ -267,7 +265,8 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     async_training: AsyncTrainingConfig = AsyncTrainingConfig()
     trainer: TrainerConfig = TrainerConfig()
-    custom_reward_function: RewardConfig
+    custom_reward_function: CustomRewardConfig = CustomRewardConfig()
+    reward: RewardConfig = RewardConfig()
     val: ValConfig = ValConfig()
     sync: SyncConfig = SyncConfig()
     ledger: LedgerConfig = LedgerConfig()

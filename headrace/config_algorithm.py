@@ -150,10 +150,6 @@ class AlgorithmConfig(Section):
     """gdpo: parts of the reward that are normalised one by one; unset: the reward as a whole."""
     gdpo_reward_weights: list[float] | None = None
     """gdpo: their weights; 1 each when unset."""
-    overlong_buffer_len: int = Field(0, ge=0)
-    """DAPO's overlong penalty: length of the last stretch in which a response is punished; 0 for none."""
-    overlong_penalty_factor: float = Field(1.0, ge=0)
-    """The penalty of a response of full length."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     rollout_correction: RolloutCorrectionSection = RolloutCorrectionSection()
     modules: list[str] = []

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -34,9 +34,19 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]
             yield from _rows(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", info
+            if (entry := _table(inner)) is not None:
+                yield from _rows(entry, f"{prefix}{name}.NAME.")
+
+
+def _table(annotation: Any) -> type[BaseModel] | None:
+    """The section that each entry of a mapping is."""
+    found = get_args(annotation)[-1] if get_origin(annotation) is dict else None
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
 
 def _kind(annotation: Any) -> str:
+    if _table(annotation) is not None:
+        return "sections by name"
     text = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
     return (text or re.sub(r"\b(typing|headrace\.\w+)\.", "", str(annotation))).replace("|", "\\|")
 

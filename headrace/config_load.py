@@ -334,6 +334,8 @@ def _remedy(kind: str, message: str, dotted: str) -> str:
         return "use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or digit"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return "write a section with keys below it"
+    if kind == "extra_forbidden":  # in a section that has a name of the user's
+        return "there is no such key"
     if kind == "string_type":
         return "write a text, in quotes where YAML would read something else"
     if kind == "too_short":

@@ -15,6 +15,7 @@ from headrace.algorithm_names import (
     REJECTION_CRITERIA,
     algorithm_problems,
 )
+from headrace.config_reward import reward_problems
 from headrace.memory import too_small
 from headrace.staleness import MODE_PARAMETERS
 
@@ -35,6 +36,7 @@ def cross_field_problems(c: RunConfig) -> list[str]:
     )
     out += list(_algorithm_problems(c))
     out += list(_mode_problems(c))
+    out += list(reward_problems(c))
     if (why := too_small(c, c.redis.max_memory_bytes)) is not None:
         out.append(f"redis.max_memory_bytes: {why}")
     length = c.data.max_prompt_length + c.data.max_response_length
@@ -169,10 +171,12 @@ def _algorithm_problems(c: RunConfig) -> Iterator[str]:
         )
     if a.gdpo_reward_keys and a.adv_estimator != "gdpo":
         yield "algorithm.gdpo_reward_keys is for algorithm.adv_estimator = gdpo: set that, or leave it out"
-    if a.gdpo_reward_keys and (a.use_kl_in_reward or a.overlong_buffer_len or a.filter_groups.enable):
+    if a.gdpo_reward_keys and (
+        a.use_kl_in_reward or c.reward.overlong_buffer.enable or a.filter_groups.enable
+    ):
         yield (
             "algorithm.gdpo_reward_keys takes the parts of the reward as they are; use_kl_in_reward, "
-            "overlong_buffer_len and filter_groups work on the whole: unset them (gdpo goes with "
+            "reward.overlong_buffer and filter_groups work on the whole: unset them (gdpo goes with "
             "actor.use_kl_loss)"
         )
     trajectories = c.samples_per_update * c.rollout.n
@@ -184,11 +188,6 @@ def _algorithm_problems(c: RunConfig) -> Iterator[str]:
         )
     if a.filter_groups.enable and c.rollout.n < 2:
         yield "algorithm.filter_groups needs groups, but rollout.n is 1: set rollout.n to 2 or more"
-    if a.overlong_buffer_len > c.data.max_response_length:
-        yield (
-            f"algorithm.overlong_buffer_len = {a.overlong_buffer_len} is longer than "
-            f"data.max_response_length = {c.data.max_response_length}: shorten it"
-        )
 
 
 _BAND = re.compile(r"^\s*[0-9.]+(e[-+]?[0-9]+)?(_[0-9.]+(e[-+]?[0-9]+)?)?\s*$", re.IGNORECASE)

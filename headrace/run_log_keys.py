@@ -33,6 +33,10 @@ SCORED = "with a reference model"
 WEIGHTS = "with `algorithm.rollout_correction.rollout_is`"
 PEAK = "with `trainer.peak_flops`"
 
+PART = "reward_part/"
+"""What stands before the name of a part of the reward."""
+PARTS = "where the reward gives parts"
+
 DEFINITIONS: tuple[Keys, ...] = (
     Keys("step", "local updates so far, over all starts"),
     Keys("{optimizer_steps,wall_s,trained_tokens}", "optimizer steps, seconds and response tokens so far"),
@@ -110,6 +114,11 @@ DEFINITIONS: tuple[Keys, ...] = (
     Keys("rollout_corr/clipped_fraction", "importance weights that truncation bounded, before it", WEIGHTS),
     Keys("rollout_corr/masked_fraction", "tokens that the loss or the rollout correction left out"),
     Keys("reward/{mean,std,min,max}", "over the trajectories of the update"),
+    Keys(
+        f"{PART}NAME",
+        "mean over the trajectories that have it: a number in the reward's dictionary, a source of several",
+        PARTS,
+    ),
     Keys("response_length/{mean,max,clip_ratio}", "tokens; `clip_ratio`: cut by the limit"),
     Keys("group/zero_std_ratio", "groups whose rewards are all equal: they teach nothing"),
 )
@@ -117,6 +126,7 @@ DEFINITIONS: tuple[Keys, ...] = (
 
 def problems(keys: set[str], present: set[str]) -> list[str]:
     """What `keys`, of all rows of a run, have too many and too few. `present`: the cases that it met."""
+    keys = {f"{PART}NAME" if key.startswith(PART) else key for key in keys}
     known = {name for d in DEFINITIONS for name in d.expanded()}
     wanted = {name for d in DEFINITIONS if not d.when or d.when in present for name in d.expanded()}
     return [f"{k}: undocumented" for k in sorted(keys - known)] + [

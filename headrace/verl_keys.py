@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from headrace.algorithm_names import LOSSES
+from headrace.config_reading import Tracker
 
 PREFIX = "actor_rollout_ref."
 
@@ -51,6 +52,15 @@ class Refused:
 
 
 Meaning = Same | NoEffect | Refused
+
+
+def _loggers(found: Any) -> list[str]:
+    names = [found] if isinstance(found, str) else list(found or [])
+    unknown = [str(name) for name in names if name not in get_args(Tracker)]
+    if unknown:
+        there = ", ".join(get_args(Tracker))
+        raise ValueError(f"{', '.join(unknown)} has no counterpart; there are {there}")
+    return names
 
 
 def _one_of(**names: Any) -> Callable[[Any], Any]:
@@ -158,11 +168,14 @@ KEYS: dict[str, Meaning] = {
     "rollout.test_freq": Same("rollout.test_freq", _off_is_0, "0 turns it off"),
     "actor.use_rollout_log_probs": Same("async_training.use_rollout_log_probs"),
     "algorithm.norm_adv_by_std_in_grpo": Same("algorithm.norm_adv_by_std"),
-    "reward_model.overlong_buffer.len": Same("algorithm.overlong_buffer_len"),
-    "reward_model.overlong_buffer.penalty_factor": Same("algorithm.overlong_penalty_factor"),
+    "reward_model.overlong_buffer.enable": Same("reward.overlong_buffer.enable"),
+    "reward_model.overlong_buffer.len": Same("reward.overlong_buffer.len"),
+    "reward_model.overlong_buffer.penalty_factor": Same("reward.overlong_buffer.penalty_factor"),
     "reward.custom_reward_function.path": Same("custom_reward_function.path"),
     "reward.custom_reward_function.name": Same("custom_reward_function.name"),
     "trainer.experiment_name": Same("name"),
+    "trainer.project_name": Same("trainer.project_name"),
+    "trainer.logger": Same("trainer.logger", _loggers, "`console`, `tensorboard`, `wandb`"),
     "trainer.save_freq": Same("trainer.save_freq", _off_is_0, "in policy versions; 0 turns it off"),
     "trainer.device": Same("trainer.device"),
     "trainer.max_actor_ckpt_to_keep": Same("trainer.max_ckpt_to_keep", _kept),
@@ -248,9 +261,7 @@ KEYS: dict[str, Meaning] = {
     "reward_model.enable": NoEffect("the reward is a function", (False,), "set custom_reward_function"),
     "reward_model.reward_manager": NoEffect("the reward is a function", ("naive", "dapo"), "set naive"),
     "reward_model.launch_reward_fn_async": NoEffect("rewards never hold up generation"),
-    "reward_model.overlong_buffer.enable": NoEffect("its length says it", (True,), "leave out its keys"),
     "reward_model.overlong_buffer.log": NoEffect("it is a metric"),
-    "trainer.project_name": NoEffect("runs have a name only"),
     "trainer.balance_batch": NoEffect("always on"),
     "trainer.val_before_train": NoEffect("version 0 is validated when rollout.test_freq is on"),
     "trainer.max_critic_ckpt_to_keep": NoEffect("the critic is in the same checkpoint"),

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import redis
-
-from headrace import redis_url, trained_log
+from headrace import trained_log
 from headrace.cli import options
+from headrace.cli.ledger_of_run import NoLedger, ledger_of
 from headrace.cli.status import no_run
-from headrace.config_load import load
 from headrace.ledger.audit import AuditReport, compare, read_op, states
-from headrace.ledger.client import SyncLedger
-from headrace.redis_connect import connect
-from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
+from headrace.runner.layout import RunLayout, find_run, read_rows
 from headrace.runner.summary import balance_line
-from headrace.valkey_server import start_valkey
 
 EXIT_UNBALANCED, EXIT_USAGE = 1, 2
 
@@ -64,27 +58,19 @@ def audit(name: str, runs_dir: Path, *, as_json: bool = False) -> int:
     if layout is None:
         print(no_run(name, runs_dir), file=sys.stderr)
         return EXIT_USAGE
-    run = load(layout.config).name if layout.config.exists() else layout.root.name
-    ends = read_json(layout.endpoints) or {}
     ended_in_order = not layout.in_use() and _ended_in_order(layout)
-    if layout.in_use() or ends.get("external_redis"):
-        if "redis_url" not in ends:
-            print(f"headrace: {layout.root}: the run is still starting; try again", file=sys.stderr)
-            return EXIT_USAGE
-        raw = _read_at(ends["redis_url"], run)
-    elif not (layout.redis / "appendonlydir").is_dir() and not any(layout.redis.glob("*.aof")):
-        print(f"headrace: {layout.redis}: holds no ledger; the run never got that far", file=sys.stderr)
+    try:
+        with ledger_of(layout) as found:
+            raw = found.ledger.run(read_op())
+    except NoLedger as error:
+        print(f"headrace: {error}", file=sys.stderr)
         return EXIT_USAGE
-    else:
-        raw = _read_files(layout, run)
-    if raw is None:
-        return EXIT_UNBALANCED
     report, path = compare(raw), trained_log.read_path(read_rows(layout.trained))
     problems = path.problems
     if ended_in_order:  # else the ledger and the file may be a step, or the half of a recovery, apart
         problems = problems + trained_log.compare(path, states(raw))
     if as_json:
-        print(json.dumps(facts(run, report, path, problems), indent=2))
+        print(json.dumps(facts(layout.root.name, report, path, problems), indent=2))
     else:
         print(report.text())
         print(balance_line(report.issued_total, report.counts, report.balanced))
@@ -117,24 +103,3 @@ def _ended_in_order(layout: RunLayout) -> bool:
         return False
     last_step = layout.trained.stat().st_mtime if layout.trained.exists() else 0.0
     return layout.summary.stat().st_mtime >= last_step
-
-
-def _read_files(layout: RunLayout, run: str) -> Any:
-    """Start the bundled server on the run's files for as long as the reading takes."""
-    lock = layout.lock(wait_s=1.0)  # so that no runner starts on them meanwhile
-    try:
-        log = layout.private / "audit-valkey.log"
-        with start_valkey(layout.redis, secrets.token_urlsafe(32), log=log) as server:
-            return _read_at(server.url, run)
-    finally:
-        lock.release()
-
-
-def _read_at(url: str, run: str) -> Any:
-    """What `ledger.audit` compares; None, with the reason said, when the server cannot be read."""
-    try:
-        with connect(url, timeout_s=60.0) as client:
-            return SyncLedger(client, run).run(read_op())
-    except redis.RedisError as error:
-        print(f"headrace: {redis_url.masked(url)} cannot be read: {error}", file=sys.stderr)
-        return None

@@ -21,6 +21,13 @@ DESCRIPTION = (
     "token by token. Nothing is started."
 )
 
+JSON = {
+    "train": "`prompts`, `by_source`, `tokens` (min, median, max), `left_out` and `cut` of the training data",
+    "val": "the same of the held-out data",
+    "shares": "of the training entries, where they have weights",
+    "prompts": "those that `--show` asks for, token by token",
+}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.configuration(parser)

@@ -21,12 +21,14 @@ EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 
 COMMANDS = {
     "run": "train on this machine",
+    "validate": "check everything without starting anything",
     "data": "what a run would train on: counts, lengths, and prompts token by token",
     "convert-config": "a configuration of verl's as one of ours",
     "modes": "what a configuration amounts to",
     "status": "how a run is doing",
     "scale": "more or fewer rollouters while a run is on",
     "tune": "another staleness threshold or sync interval while a run is on",
+    "dead": "samples that were given up, and their way back",
     "audit": "check that every sample of a run is accounted for",
     "samples": "prompts, responses and rewards that were trained",
     "report": "a page that shows how runs went",

@@ -46,7 +46,7 @@ class Model(SampleModel):
             return r.OpenLineageReply(False, self.lineage, self.version)
         self.lineage += 1
         self.phase, self.held, self.fresh, self.final = "adopting", True, True, False
-        self.completed = False
+        self.ending = self.completed = False
         self.window, self.trimmed = self.version + 1, -1
         self.members.clear()
         self.windows.clear()

@@ -68,6 +68,8 @@ class SampleModel:
     end_of_data: bool = False
     final: bool = False
     completed: bool = False
+    ending: bool = False
+    """A claim was answered that the trainer may take for the end."""
     trimmed: int = -1
     records: list[Record] = field(default_factory=list)
     members: dict[str, int] = field(default_factory=dict)
@@ -279,6 +281,7 @@ class SampleModel:
         if len(queue) < count:
             if not self.dry():
                 return r.ClaimReply(r.ClaimStatus.WAIT, [])
+            self.ending = True
             if not queue:
                 return r.ClaimReply(r.ClaimStatus.DONE, [])
             status = r.ClaimStatus.FINAL_SHORT
@@ -351,10 +354,15 @@ class SampleModel:
         self.windows[s.window] += 1
         return self._failed(Event.REJECT, s, by, attempt, "rejected", reason)
 
-    def requeue_dead(self, sample: str) -> r.Verdict:
+    def requeue_dead(self, sample: str, request: str, ended: bool = False) -> r.Verdict:
+        if request in self.stored:
+            return r.Verdict.OK
         s = self.get(sample)
         if s is None or s.state is not State.DEAD:
             return r.Verdict.UNKNOWN
+        if self.ending and not ended:
+            return r.Verdict.REFUSED
         self._ready(Event.REQUEUE_DEAD, s, "operator")
         s.failures = s.crashes = 0
+        self.stored[request] = sample
         return r.Verdict.OK

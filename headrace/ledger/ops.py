@@ -193,9 +193,11 @@ def reject(lineage: int, sample_id: str, attempt: int, reason: str, detail: str)
     )
 
 
-def requeue_dead(sample_id: str) -> Op[r.Verdict]:
-    """An operator sends a dead sample back to its start. ok | unknown."""
-    return Op("requeue_dead", (sample_id,), _verdict)
+def requeue_dead(sample_id: str, request_id: str | None = None, ended: bool = False) -> Op[r.Verdict]:
+    """An operator sends a dead sample back to its start. ok | unknown | refused (the trainer may have heard
+    already that nothing more comes). `ended`: no trainer is on; the next one will train it.
+    """
+    return Op("requeue_dead", (sample_id, request_id or new_request_id(), int(ended)), _verdict)
 
 
 def open_lineage(expected_lineage: int, request_id: str | None = None) -> Op[r.OpenLineageReply]:
@@ -299,7 +301,10 @@ def dead(offset: int = 0, count: int = 1000) -> Op[list[r.DeadSample]]:
     return Op(
         "dead",
         (offset, count),
-        lambda raw: [r.DeadSample(_text(i), _text(w), _text(d)) for i, w, d in _rows(raw, 3)],
+        lambda raw: [
+            r.DeadSample(_text(i), _text(w), _text(d), int(a), int(f), int(c), bytes(p))
+            for i, w, d, a, f, c, p in _rows(raw, 7)
+        ],
     )
 
 

@@ -178,6 +178,11 @@ class DeadSample:
     sample_id: str
     reason: str
     detail: str
+    attempts: int = 0
+    """How often it was taken."""
+    failures: int = 0
+    crashes: int = 0
+    prompt: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,13 @@ TRANSITIONS: tuple[Transition, ...] = (
         _S.DEAD,
         f"{_LINEAGE} and claimed this attempt; failures > max_retries: dead(reason)",
     ),
-    Transition(_E.REQUEUE_DEAD, _S.DEAD, _S.READY, "requeued(operator); failures and crashes start anew"),
+    Transition(
+        _E.REQUEUE_DEAD,
+        _S.DEAD,
+        _S.READY,
+        "no claim of this lineage was told that these are the last samples, or no trainer is on; "
+        "requeued(operator); failures and crashes start anew",
+    ),
     *(
         Transition(_E.ADOPT_TRAINED, source, _S.TRAINED, f"{_ADOPTING}; the checkpoint has trained it")
         for source in State

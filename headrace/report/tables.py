@@ -16,7 +16,7 @@ from headrace.report.collect import RunData, flat, number
 from headrace.report.scale import written
 from headrace.runner.summary import balance_line, duration, idle_ratios, percent, version_gaps
 
-NOT_SETTINGS = ("name", "runs_dir", "services.", "trainer.resume", "trainer.experiment_name")
+NOT_SETTINGS = ("name", "runs_dir", "services.", "trainer.resume")
 """Keys that say where a run lies, not what it does."""
 _MISSING = object()
 

@@ -72,9 +72,12 @@ def _is_name(value: str) -> bool:
 
 
 def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
-    reward = config.custom_reward_function
-    if reward_probe.is_file(reward.path):
-        reward = reward.model_copy(update={"path": str(Path(reward.path).absolute())})
+    custom = config.custom_reward_function
+    custom = custom.model_copy(update={"path": _function(custom.path)})
+    sources = {
+        name: source.model_copy(update={"path": _function(source.path)})
+        for name, source in config.reward.sources.items()
+    }
     template = config.data.chat_template
     data = config.data.model_copy(
         update={
@@ -101,7 +104,13 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
             "critic": critic,
             "model": config.model.model_copy(update={"path": path(config.model.path)}),
             "data": data,
-            "custom_reward_function": reward,
+            "custom_reward_function": custom,
+            "reward": config.reward.model_copy(update={"sources": sources}),
             "runs_dir": str(Path(config.runs_dir).absolute()),
         }
     )
+
+
+def _function(path: str | None) -> str | None:
+    """Where a reward function lies: files are named absolutely, modules stay as they are."""
+    return str(Path(path).absolute()) if path is not None and reward_probe.is_file(path) else path

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +17,12 @@ from headrace.config import RunConfig
 from headrace.data.dataset import read_held_out, read_train
 from headrace.data.rows import DataError, Row
 from headrace.data.tokenizer import template_problem
+from headrace.model_files import unsupported
 from headrace.redis_connect import VOLATILE, connect
 from headrace.runner import reward_probe, trackers
 from headrace.runner.data_progress import print_progress
 from headrace.valkey_server import ValkeyError, server_binary
 
-_REWARD_IMPORT_S = 60.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -44,7 +42,7 @@ def examine(config: RunConfig) -> Findings:
         *_demo_names(config),
         *_data(config, rows, warnings),
         *_model(config),
-        *_reward(config),
+        *reward_probe.problems(config),
         *_redis(config),
         *_ports(config),
         *_cores(config),
@@ -143,6 +141,8 @@ def _model_directory(config: RunConfig, key: str, path: Path) -> Iterator[str]:
         yield f"{where}: no tokenizer; copy tokenizer.json and tokenizer_config.json into it"
     yield from _weights(key, path)
     if isinstance(settings, dict):
+        if (why := unsupported(settings)) is not None:
+            yield f"{where}: {why}"
         yield from _lengths(config, settings)
         if key != "model.path":
             yield from _vocabulary(config, key, settings)
@@ -196,26 +196,6 @@ def _lengths(config: RunConfig, settings: dict[str, Any]) -> Iterator[str]:
             f"model.max_model_len: {config.model.max_model_len} is more than the model's {limit} positions "
             "(max_position_embeddings); lower it"
         )
-
-
-def _reward(config: RunConfig) -> Iterator[str]:
-    path, name = config.custom_reward_function.path, config.custom_reward_function.name
-    where = f"custom_reward_function.path: {path}"
-    if reward_probe.is_file(path) and not Path(path).is_file():
-        yield f"{where}: no such file; correct the path"
-        return
-    argv = [sys.executable, "-m", reward_probe.__name__, path, name]
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_REWARD_IMPORT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        yield f"{where}: its import did not end within {_REWARD_IMPORT_S:.0f} s; make it quicker"
-        return
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        why = said[-1] if said else f"its import ended the process with code {done.returncode}"
-        yield why if why.startswith("custom_reward_function") else f"{where}: {why}; correct it"
 
 
 def _redis(config: RunConfig) -> Iterator[str]:

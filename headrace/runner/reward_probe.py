@@ -1,15 +1,19 @@
-"""Import a reward function in a process of its own, to see whether it loads.
+"""Try the reward before a run: whether it loads, and what it says about a few real rows.
 
-`python -m headrace.runner.reward_probe PATH NAME` exits 0, or 1 with the problem in the last line of
-stderr. A process of its own because the module is the user's: it may print, exit, start threads or crash.
+Users' functions run in processes of their own here as in the run, so whatever they do (print, exit, hang,
+crash) becomes a message.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from headrace.reward import RewardError, load_reward
+from headrace.config import RunConfig
+from headrace.data.rows import Row
+from headrace.reward import RewardError, Scorer, build_scorer
+from headrace.reward.prompt import with_prompt
 
 
 def is_file(path: str) -> bool:
@@ -17,31 +21,56 @@ def is_file(path: str) -> bool:
     return path.endswith(".py")
 
 
-def problem(path: str, name: str) -> str | None:
-    """What is wrong with the function `name` in `path`, or None."""
+def problems(config: RunConfig) -> Iterator[str]:
+    """What is wrong with the reward; nothing when every source loads. No service is asked."""
+
+    async def load() -> None:
+        scorer = build_scorer(config)
+        try:
+            await scorer.start()
+        finally:
+            await scorer.close()
+
     try:
-        load_reward(path, name)
+        asyncio.run(load())
     except RewardError as error:
-        cause = error.__cause__
-        return f"{error}{_line_in(cause, path) if cause is not None else ''}"
-    except BaseException as error:  # a module may also raise SystemExit
-        return f"its import raised {error!r}"
-    return None
+        yield str(error)
 
 
-def _line_in(error: BaseException, path: str) -> str:
-    """Where in the user's file the import failed."""
-    trace, found = error.__traceback__, ""
-    while trace is not None:
-        if os.path.realpath(trace.tb_frame.f_code.co_filename) == os.path.realpath(path):
-            found = f" (line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return found
+@dataclass(frozen=True)
+class Tried:
+    """What the reward said about one answer to one row."""
+
+    row: Row
+    solution: str
+    reward: float | None
+    """None: it failed, see `problem`."""
+    parts: dict[str, float]
+    problem: str = ""
 
 
-if __name__ == "__main__":
-    found = problem(sys.argv[1], sys.argv[2])
-    if found:
-        print(found.replace("\n", " "), file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(1 if found else 0)  # not held up by threads that the module started
+def try_rows(config: RunConfig, rows: Sequence[Row]) -> list[Tried]:
+    """For each row the reward of its ground truth as the response, and that of an empty response.
+
+    Raises RewardError when a source cannot be loaded; what fails on a row is in its `problem`.
+    """
+
+    async def run() -> list[Tried]:
+        scorer = build_scorer(config)
+        try:
+            await scorer.start()
+            answers = [(row, text) for row in rows for text in (row.ground_truth, "")]
+            return list(await asyncio.gather(*(_try(scorer, row, text) for row, text in answers)))
+        finally:
+            await scorer.close()
+
+    return asyncio.run(run())
+
+
+async def _try(scorer: Scorer, row: Row, solution: str) -> Tried:
+    info = {**with_prompt(row), "finish_reason": "stop"}
+    try:
+        reward, parts = await scorer.score(row.data_source, solution, row.ground_truth, info)
+    except RewardError as error:
+        return Tried(row, solution, None, {}, str(error))
+    return Tried(row, solution, reward, parts)

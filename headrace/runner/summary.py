@@ -170,11 +170,13 @@ def version_gaps(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def quarters(samples_mb: Sequence[float]) -> dict[str, float | None]:
-    """Mean of the first and of the last quarter of the samples: what a leak would set apart."""
+    """Mean of the first and of the last quarter of the samples, which a leak would set apart; the largest."""
     n = len(samples_mb) // 4
+    peak = round(max(samples_mb), 1) if samples_mb else None
     if not n:
-        return {"first_quarter_mb": None, "last_quarter_mb": None}
+        return {"first_quarter_mb": None, "last_quarter_mb": None, "peak_mb": peak}
     return {
+        "peak_mb": peak,
         "first_quarter_mb": round(statistics.fmean(samples_mb[:n]), 1),
         "last_quarter_mb": round(statistics.fmean(samples_mb[-n:]), 1),
     }
@@ -196,6 +198,7 @@ def lines(summary: Mapping[str, Any], layout: RunLayout) -> list[str]:
     )
     idle = summary.get("idle_ratio") or {}
     out.append(f"idle: trainer {percent(idle.get('trainer'))}, rollouters {percent(idle.get('rollouter'))}")
+    out += _sync_lines(summary.get("sync") or {}) + _memory_lines(summary.get("memory") or {})
     ledger = summary.get("ledger")
     if ledger:
         out.append(balance_line(ledger["issued_total"], ledger, summary.get("balanced")))
@@ -230,6 +233,25 @@ def _score_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             line += f", best@{k} {final['best']:.3f}, maj@{k} {final['majority']:.3f}"
         out.append(line)
     return out
+
+
+def _sync_lines(sync: Mapping[str, Any]) -> list[str]:
+    """Rounds, and the canary: what is expected of it depends on `model.dtype`."""
+    if not sync.get("count"):
+        return []
+    line = f"syncs: {sync['count']}, median {sync['p50_s']:.2f} s"
+    if sync.get("logprob_max_abs_diff") is not None:
+        line += f"; engines score like the trainer to {sync['logprob_max_abs_diff']:.1e} (log-prob, largest)"
+    return [line]
+
+
+def _memory_lines(memory: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    peaks = {name: m["peak_mb"] for name, m in memory.items() if m.get("peak_mb") is not None}
+    if not peaks:
+        return []
+    largest = sorted(peaks, key=lambda name: -peaks[name])[:3]
+    shown = ", ".join(f"{name} {peaks[name] / 1e3:.1f}" for name in largest)
+    return [f"memory at each part's peak: {sum(peaks.values()) / 1e3:.1f} GB ({shown})"]
 
 
 def _shown(value: Any) -> str:

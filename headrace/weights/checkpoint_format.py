@@ -6,10 +6,11 @@ per expert and projection. Tied heads do not appear (`named_parameters` yields t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from headrace.model_files import tensor_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -46,13 +47,8 @@ def split_parameter(name: str, full: torch.Tensor) -> list[torch.Tensor]:
 
 
 def names_in_checkpoint(model_dir: Path) -> set[str]:
-    """Tensor names in the safetensors files of a model directory (headers only)."""
-    names: set[str] = set()
-    for file in sorted(model_dir.glob("*.safetensors")):
-        with file.open("rb") as handle:
-            size = int.from_bytes(handle.read(8), "little")
-            names |= set(json.loads(handle.read(size))) - {"__metadata__"}
-    return names
+    """Tensor names in the safetensors files of a model directory (headers only). Raises ValueError."""
+    return set(tensor_shapes(model_dir))
 
 
 def check_names(model_dir: Path, names: Iterable[str]) -> None:
@@ -65,6 +61,7 @@ def check_names(model_dir: Path, names: Iterable[str]) -> None:
     missing = sorted(n for n in theirs - ours if not n.endswith(("lm_head.weight", "rotary_emb.inv_freq")))
     if unknown or missing:
         raise ValueError(
-            f"{model_dir}: parameters and checkpoint do not match: not in the checkpoint {unknown[:5]}, "
-            f"not sent {missing[:5]}; the architecture needs a mapping in checkpoint_format.py"
+            f"{model_dir}: this architecture is not supported: its parameters and its checkpoint do not "
+            f"match: not in the checkpoint {unknown[:5]}, not sent {missing[:5]}; it needs a mapping in "
+            "headrace/weights/checkpoint_format.py"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from headrace.demo.reward import compute_score as demo_score
 SLOW, RAISES, POISON = "slow", "raises", "poison"
 SLOW_S = 0.3
 RAISE_SHARE = 0.2
-POISON_EXIT = 17
 
 
 def compute_score(
@@ -30,7 +30,7 @@ def compute_score(
 
 
 def _poison(flag: Path, answer: str) -> None:
-    """The first prompt that is scored while the flag is empty is the poison: it kills whoever scores it."""
+    """The first prompt that is scored while the flag is empty is the poison: it kills the rollouter."""
     chosen = flag.read_text()
     if not chosen:
         fresh = flag.with_name(f"{POISON}-{os.getpid()}")
@@ -38,4 +38,4 @@ def _poison(flag: Path, answer: str) -> None:
         fresh.replace(flag)
         chosen = answer
     if answer == chosen:
-        os._exit(POISON_EXIT)
+        os.kill(os.getppid(), signal.SIGKILL)  # the rollouter, whose child this process is

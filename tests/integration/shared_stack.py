@@ -25,8 +25,9 @@ from headrace.ledger import ops
 from headrace.ledger.audit import audit
 from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.model_files import eos_token_ids
 from headrace.redis_connect import connect, connect_async
-from headrace.reward import Scorer, load_reward
+from headrace.reward import build_scorer
 from headrace.trace import recorder
 from headrace.v1 import sync_pb2_grpc
 from headrace.valkey_server import start_valkey
@@ -35,7 +36,7 @@ from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_queue.__main__ import _report_the_last, prepare
 from headrace_queue.loops import Pulse, run_loop
 from headrace_rollouter.__main__ import _decoder
-from headrace_rollouter.engine import Engine, eos_token_ids
+from headrace_rollouter.engine import Engine
 from headrace_rollouter.member import Member
 from headrace_rollouter.work import Worker
 from headrace_trainer.loop import Trainer
@@ -127,8 +128,7 @@ class SharedStack:
         await driver.recover()
         await server.start()
         owner = "rollouter-0-shared"
-        reward = config.custom_reward_function
-        scorer = Scorer(load_reward(reward.path, reward.name), reward.timeout_s)
+        scorer = build_scorer(config)
         engine = Engine(config, self._engine._llm, self._stop_ids)
         trace = recorder(config, "rollouter-0")
         worker = Worker(config, ledger, engine, scorer, _decoder(config, self._stop_ids), owner, trace)
@@ -153,6 +153,7 @@ class SharedStack:
                 task.print_stack()
             await _report_the_last(loops)
             await asyncio.wait([asyncio.ensure_future(server.stop(None))], timeout=20.0)
+            await scorer.close()
             await client.aclose()
         for task in tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:

@@ -18,11 +18,11 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, SyncLedger, adopt
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect, connect_async
-from headrace.reward import Scorer
 from headrace.valkey_server import start_valkey
 from headrace.wire import FinishReason, Prompt, decode_parked, decode_sample, encode_prompt
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.work import Worker
+from tests.in_process_reward import in_process
 from tests.integration import tiny_models
 from tests.integration.test_weight_transfer import run_config
 
@@ -39,7 +39,7 @@ class Stack:
         self.reward: Callable[..., Any] = lambda *_: 1.0
 
     def worker(self, owner: str) -> Worker:
-        scorer = Scorer(lambda *args: self.reward(*args), timeout_s=2.0)
+        scorer = in_process(lambda *args: self.reward(*args))
         worker = Worker(self.config, self.ledger, self.engine, scorer, lambda ids: str(ids), owner)
         worker.resumed(0)
         worker.trusted.set()

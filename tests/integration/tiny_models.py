@@ -7,11 +7,17 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -30,8 +36,19 @@ _SMALL: dict[str, Any] = {
 }
 
 
+_OTHERS: dict[str, Any] = {
+    "qwen3-tied": (Qwen3Config, {"head_dim": 32}),
+    "mistral": (MistralConfig, {"head_dim": 32, "sliding_window": None}),
+    "gemma2-tied": (Gemma2Config, {"head_dim": 32, "query_pre_attn_scalar": 32}),
+    "phi3": (Phi3Config, {}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 4}),
+}
+"""Configuration class, and what it needs beside `_SMALL`."""
+
+
 def build(kind: str, seed: int = 0) -> PreTrainedModel:
-    """`kind`: llama, llama-tied, qwen2-tied, qwen3-moe. Weights large enough to make log-probs differ."""
+    """`kind`: llama, llama-tied, qwen2-tied, qwen3-moe or one of `_OTHERS`. Weights large enough to make
+    log-probs differ."""
     torch.manual_seed(seed)
     small = dict(_SMALL, initializer_range=0.2, tie_word_embeddings=kind.endswith("-tied"))
     if kind.startswith("llama"):
@@ -47,7 +64,9 @@ def build(kind: str, seed: int = 0) -> PreTrainedModel:
             "norm_topk_prob": True,
         }
         return Qwen3MoeForCausalLM(Qwen3MoeConfig(**small, **more)).float()
-    raise ValueError(kind)
+    configuration, more = _OTHERS[kind]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(configuration(**small, **more)).float()
+    return model
 
 
 def save(kind: str, directory: Path, seed: int = 0) -> PreTrainedModel:

@@ -188,10 +188,10 @@ class Schedules(RuleBasedStateMachine):
             self.pair("drop", lineage, ids if how == "drop two" else ids[:1], "filter")
 
     @when(State.DEAD)
-    @rule(index=picks)
-    def requeue_dead(self, index: int) -> None:
+    @rule(index=picks, ended=rarely)
+    def requeue_dead(self, index: int, ended: bool) -> None:
         if s := self.pick(index, State.DEAD):
-            self.pair("requeue_dead", s.id)
+            self.pair("requeue_dead", s.id, self.pair.request(), ended)
 
     # -- rounds ----------------------------------------------------------------------------------
 

@@ -56,7 +56,10 @@ def attempts_of(event: Event) -> list[Callable[[LockStep], object]]:
             lambda p, n=n, a=a: p("reject", n, ID, a, "r", "d") for n, a in [(0, 1), (1, 2), (1, 1)]
         ]
         + [lambda p: (limit_zero(p), p("reject", 1, ID, 1, "r", "d"))],
-        Event.REQUEUE_DEAD: [lambda p: p("requeue_dead", ID), lambda p: p("requeue_dead", "nobody")],
+        Event.REQUEUE_DEAD: [
+            lambda p: p("requeue_dead", ID, p.request(), False),
+            lambda p: p("requeue_dead", "nobody", p.request(), False),
+        ],
         Event.ADOPT_TRAINED: [
             adopting("adopt_trained", [(ID, 3)]),
             lambda p: p("adopt_trained", 1, [(ID, 3)]),
@@ -94,7 +97,7 @@ def test_unknown_ids_get_a_clean_answer(lockstep: Make) -> None:
         assert pair("train", 1, 1, [name]) == "unknown"
         assert pair("bury", 1, name, "r", "d") == "unknown"
         assert pair("drop", 1, [name], "r") == "unknown"
-        assert pair("requeue_dead", name) == "unknown"
+        assert pair("requeue_dead", name, "q", True) == "unknown"
         assert pair.ledger.run(ops.sample(name)) is None
         assert pair.ledger.run(ops.payloads([name])) == [None]
     assert pair("expire", "nobody", "").requeued == []
@@ -234,6 +237,66 @@ def test_the_end_of_data_waits_for_everything_that_may_still_come(lockstep: Make
     assert pair.take("b", 1).status == "done"
     assert len(pair.claim(0, 4).items) == 2
     assert pair.claim(0, 4).status == "done"
+
+
+def test_a_dead_sample_is_requeued_while_it_will_still_be_claimed(lockstep: Make) -> None:
+    """Three samples, claimed two at once. The trainer ends at a claim that says these are the last: after
+    that nothing may become ready, or it would be left over.
+    """
+    pair = lockstep()
+    pair.start(max_required=8, claim_size=2, max_retries=0)
+    pair.issue(3, end=True)
+    pair.sync(["a"])
+    items = pair.take("a", 3).items
+    dead = items[0].sample_id
+    for item in items[1:]:
+        pair.finish("a", item.sample_id, 1)
+    pair("fail", "a", dead, 1, "reward_error", "no score")
+    assert len(pair.claim(0, 2).items) == 2
+    assert pair("requeue_dead", dead, "first", False) == "ok"
+    assert pair("requeue_dead", dead, "first", False) == "ok"  # the reply was lost
+    assert pair("requeue_dead", dead, "second", False) == "unknown"
+    assert pair.claim(0, 2).status == "wait"
+    (again,) = pair.take("a", 3).items
+    assert (again.sample_id, again.attempt, again.failures) == (dead, 2, 0)
+    pair("fail", "a", dead, 2, "reward_error", "no score")
+    assert pair("requeue_dead", dead, "first", False) == "ok"  # very late: it does nothing again
+    assert pair.ledger.run(ops.stats()).counts["dead"] == 1
+    assert pair.claim(0, 2).status == "done"
+    assert pair("requeue_dead", dead, "third", False) == "refused"
+    assert pair("requeue_dead", dead, "third", True) == "ok"
+    pair("train", 1, 1, [item.sample_id for item in items[1:]])
+    pair("open_lineage", 1, "open")  # the run is started again, from its last checkpoint
+    pair("adopt_trained", 2, [(item.sample_id, 1) for item in items[1:]])
+    pair("adopt_rest", 2, [dead])
+    pair("finish_adopt", 2)
+    pair.sync(["a"])
+    (last,) = pair.take("a", 3).items
+    pair.finish("a", dead, last.attempt)
+    reply = pair.claim(1, 2)
+    assert (reply.status, [c.sample_id for c in reply.items]) == ("final_short", [dead])
+    pair("train", 2, 2, [dead])
+    assert pair.ledger.run(ops.stats()).counts["trained"] == 3
+
+
+def test_the_last_short_batch_is_the_end_too(lockstep: Make) -> None:
+    pair = lockstep()
+    pair.start(max_required=8, claim_size=2, max_retries=0)
+    pair.issue(2, end=True)
+    pair.sync(["a"])
+    first, second = pair.take("a", 2).items
+    pair("fail", "a", first.sample_id, 1, "reward_error", "")
+    pair.finish("a", second.sample_id, 1)
+    assert pair.claim(0, 2).status == "final_short"
+    assert pair("requeue_dead", first.sample_id, "q", False) == "refused"
+
+
+def test_dead_samples_tell_all_about_themselves(lockstep: Make) -> None:
+    pair = lockstep()
+    bring_to(pair, State.DEAD)
+    assert pair.ledger.run(ops.dead()) == [
+        ops.r.DeadSample(ID, "reward", "no score", 2, 2, 0, pair.model.records[0].prompt)
+    ]
 
 
 def test_stale_rounds_terms_and_lineages_are_fenced(lockstep: Make) -> None:

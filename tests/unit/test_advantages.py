@@ -176,7 +176,10 @@ def test_advantages_are_statistics_of_the_whole_batch(ranks: Ranks, samples: lis
 
 
 def test_overlong_responses_are_punished(samples: list[Sample]) -> None:
-    c = config(algorithm={"adv_estimator": "reinforce_plus_plus", "overlong_buffer_len": 4})
+    c = config(
+        algorithm={"adv_estimator": "reinforce_plus_plus"},
+        reward={"overlong_buffer": {"enable": True, "len": 4}},
+    )
     plain = config(algorithm={"adv_estimator": "reinforce_plus_plus"})
     (punished,), (free,) = with_advantages(c, [samples]), with_advantages(plain, [samples])
     longest = max(range(len(free)), key=lambda i: free[i].span.stop - free[i].span.start)

@@ -128,7 +128,6 @@ def config(**sections: dict[str, Any]) -> RunConfig:
         ({"actor": {"policy_loss": "gspoo"}}, "did you mean gspo"),
         ({"actor": {"loss_agg_mode": "token_mean"}}, "did you mean token-mean"),
         ({"actor": {"policy_loss_settings": {"tau_neq": 1.0}}}, "did you mean tau_neg"),
-        ({"algorithm": {"overlong_buffer_len": 9}}, "longer than"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(sections: dict[str, Any], told: str) -> None:

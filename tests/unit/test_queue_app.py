@@ -36,7 +36,7 @@ class Api:
             stats=make_stats(),
             dead=[DeadSample(DEAD, "poison", "the trace")],
             sample=lambda sample_id: record if sample_id == DEAD else None,
-            requeue_dead=lambda sample_id: Verdict.OK if sample_id == DEAD else Verdict.UNKNOWN,
+            requeue_dead=lambda sample_id, *_: Verdict.OK if sample_id == DEAD else Verdict.UNKNOWN,
             val_status=ValStatus(-1, 0, 0, False),
         )
         self.pulses = {"feeder": Pulse(), "janitor": Pulse()}
@@ -145,6 +145,10 @@ async def test_requeue_tells_unknown_from_not_dead(api: Api) -> None:
     api.ledger.answers["sample"] = {"state": "trained"}
     other = await api.http.post("/dead/0000000001/requeue", headers=HEADERS)
     assert (other.status_code, other.json()["detail"]) == (409, "sample 0000000001 is trained, not dead")
+    api.ledger.answers["requeue_dead"] = Verdict.REFUSED
+    late = await api.http.post(f"/dead/{DEAD}/requeue", headers=HEADERS)
+    assert late.status_code == 409
+    assert "the run is ending" in late.json()["detail"]
 
 
 async def test_probes(api: Api) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from headrace.config import RunConfig
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
-from headrace.reward import Scorer
 from headrace.v1 import sync_pb2 as pb
 from headrace.wire import Prompt, encode_prompt
 from headrace_rollouter.engine import EngineFailed
 from headrace_rollouter.member import Member
 from headrace_rollouter.work import Worker, sampling_seed
+from tests.in_process_reward import in_process
 
 
 def config(**async_training: Any) -> RunConfig:
@@ -74,7 +74,7 @@ class Ledger:
 
 
 def worker(ledger: Any, engine: Any, c: RunConfig) -> Worker:
-    found = Worker(c, ledger, engine, Scorer(lambda *_: 1.0, 1.0), str, "owner")
+    found = Worker(c, ledger, engine, in_process(lambda *_: 1.0), str, "owner")
     found.resumed(3)
     found.trusted.set()
     return found

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from headrace.comm.store import serve_store
+from headrace.run_log_keys import PARTS, problems
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import Report
-from headrace_trainer.run_log import RunLog, rank_correlation
+from headrace_trainer.run_log import MOST_PARTS, RunLog, part_means, part_sums, rank_correlation
 from headrace_trainer.weight_server import MovedOn, WeightServer
 from tests.unit.learners import training
 from tests.unit.test_rollouter_parts import config as run_config
@@ -68,3 +69,17 @@ def test_rank_correlation() -> None:
     assert rank_correlation([3]) == 0.0
     # Ties share their mean rank: ranks 0.5, 0.5, 2 against places 0, 1, 2.
     assert rank_correlation([2, 2, 8]) == pytest.approx(1.5 / (1.5 * 2.0) ** 0.5)
+
+
+def test_parts_of_the_reward_are_means_over_those_that_have_them() -> None:
+    first = part_sums([{"right": 1.0, "right/steps": 3.0}, {"right": 0.0}])
+    second = part_sums([{"right": 1.0}, {"late": -1.0}, {}])
+    means = part_means([first, second])
+    assert means == {
+        "reward_part/late": -1.0,
+        "reward_part/right": pytest.approx(2 / 3),
+        "reward_part/right/steps": 3.0,
+    }
+    assert problems(set(means), {PARTS}) == problems({"reward_part/NAME"}, {PARTS})
+    many = part_sums([{f"{n:04d}": 1.0 for n in range(1000)}])
+    assert len(part_means([many])) == MOST_PARTS

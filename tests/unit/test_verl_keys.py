@@ -165,8 +165,8 @@ def test_conversion_of_the_example() -> None:
     assert found.values["actor.optim.betas"] == [0.9, 0.999]
     assert "actor.optim.betas" in found.defaults
     assert "rollout.n" not in found.defaults
+    assert found.values["trainer.logger"] == ["console", "tensorboard"]
     assert [key for key, _ in found.left_out] == [
-        "trainer.logger",
         "trainer.total_epochs",
         "actor_rollout_ref.actor.fsdp_config",
         "defaults",
@@ -181,6 +181,7 @@ def test_conversion_of_the_example() -> None:
         ("data: {train_batch_size: 512}\ntrainer: {total_training_steps: 9}", "rollout.total_rollout_steps",
          4608),
         ("algorithm: {adv_estimator: gae}", "critic.enable", True),
+        ("trainer: {logger: wandb}", "trainer.logger", ["wandb"]),
         ("actor_rollout_ref: {ref: {fsdp_config: {param_offload: true}}}", "ref.param_offload", True),
         ("rollout: {val_kwargs: {temperature: 0.6, do_sample: false}}", "val.temperature", 0),
         ("rollout: {val_kwargs: {temperature: 0.6, do_sample: true}}", "val.temperature", 0.6),

@@ -139,7 +139,10 @@ def test_unpack_does_not_copy_what_is_aligned() -> None:
 # ---- checkpoint format ----
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama-tied", "qwen2-tied", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "llama-tied", "qwen2-tied", "qwen3-tied", "mistral", "gemma2-tied", "phi3", "qwen3-moe"],
+)
 def test_parameters_become_what_save_pretrained_writes(kind: str, tmp_path: Path) -> None:
     """Names, shapes and values, tensor by tensor: for the MoE one per expert and projection."""
     from tests.integration import tiny_models
@@ -174,6 +177,17 @@ def test_names_that_do_not_match_stop_the_run(tmp_path: Path) -> None:
         check_names(tmp_path, [*names, "extra.weight"])
     with pytest.raises(ValueError, match=r"not sent \['model.norm.weight'\]"):
         check_names(tmp_path, [n for n in names if n != "model.norm.weight"])
+
+
+def test_an_architecture_without_a_mapping_is_refused(tmp_path: Path) -> None:
+    """Mixtral's experts have names of their own in the checkpoint."""
+    from tests.integration import tiny_models
+
+    model = tiny_models.save("mixtral", tmp_path)
+    parameters = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    names = [full for name, shape in parameters for full, _ in checkpoint_tensors(name, shape)]
+    with pytest.raises(ValueError, match="this architecture is not supported"):
+        check_names(tmp_path, names)
 
 
 # ---- snapshot ----

@@ -27,6 +27,7 @@ if text('phase') == 'adopting' then return { 'wait' } end
 local status, queued = 'batch', call('ZCARD', key('queued'))
 if queued < count then
   if not source_dry() then return { 'wait' } end
+  call('HSET', META, 'ending', 1) -- the trainer may stop at this answer: see requeue_dead
   if queued == 0 then return { 'done' } end
   status = 'final_short'
 end

@@ -1,9 +1,10 @@
--- offset, count: dead samples in order of issue, as id, reason, detail
+-- offset, count: dead samples in order of issue, as id, reason, detail, attempts, failures, crashes, prompt
 local ids, out = call('HKEYS', key('dead')), {}
 table.sort(ids)
 local first = tonumber(ARGV[1]) + 1
 for i = first, math.min(#ids, first + tonumber(ARGV[2]) - 1) do
-  local v = call('HMGET', skey(ids[i]), 'reason', 'detail')
-  out[#out + 1], out[#out + 2], out[#out + 3] = ids[i], v[1] or '', v[2] or ''
+  out[#out + 1] = ids[i]
+  local names = { 'reason', 'detail', 'attempt', 'failures', 'crashes', 'prompt' }
+  for _, value in ipairs(call('HMGET', skey(ids[i]), unpack(names))) do out[#out + 1] = value or '' end
 end
 return out

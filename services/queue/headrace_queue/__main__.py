@@ -118,11 +118,14 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     except OSError as error:
         raise startup.config_problem(f"{run_dir}: eval.jsonl cannot be read: {error.strerror}") from None
     data = startup.read_data(config)
-    source, held_out = PromptSource(data.train.rows, data.train.tokens, data.order), data.held_out
+    source = PromptSource(data.train.rows, data.train.tokens, data.order, config.reward.needs_prompt)
+    held_out = data.held_out
     print_ = startup.fingerprint(config, data)
     patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s, waits_when_full=True)
     await startup.configure(patient, config, print_)
-    await startup.load_validation(patient, held_out.rows, held_out.tokens, config.val.n)
+    await startup.load_validation(
+        patient, held_out.rows, held_out.tokens, config.val.n, config.reward.needs_prompt
+    )
     max_ready = config.data.max_ahead or 2 * config.rule.max_required
     sizes = {"rows": len(source.rows), "held_out": len(held_out.rows), "max_ready": max_ready}
     log.info("data is ready", extra=sizes)

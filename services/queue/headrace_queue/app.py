@@ -30,6 +30,10 @@ HANG_S = 30.0
 """A loop that has not come round for so long hangs: an outage makes it come round every few seconds."""
 ANSWER_S = 2.0
 MAX_LISTED = 500
+_ENDING = (
+    "the run is ending, its trainer takes no more samples: requeue with `headrace dead` once it has ended, "
+    "and start it again"
+)
 
 T = TypeVar("T")
 
@@ -129,6 +133,8 @@ def create_app(service: Service) -> FastAPI:
             record = await _ask(service.ledger.run(ops.sample(sample_id)))
             if record is None:
                 raise HTTPException(404, f"there is no sample {sample_id!r} in run {service.run!r}")
+            if verdict is Verdict.REFUSED:
+                raise HTTPException(409, _ENDING)
             raise HTTPException(409, f"sample {sample_id} is {record['state']}, not dead")
         return Requeued(id=sample_id, status="ready")
 

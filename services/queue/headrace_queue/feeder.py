@@ -21,6 +21,7 @@ from headrace.data.feed_order import FeedOrder
 from headrace.data.rows import Row
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
+from headrace.reward.prompt import with_prompt
 from headrace.wire import Int32Array, Prompt, encode_prompt
 from headrace_queue.loops import ledger_went_back
 
@@ -39,17 +40,21 @@ class PromptSource:
     rows: Sequence[Row]
     tokens: Sequence[Int32Array]
     order: FeedOrder
+    with_text: bool = False
+    """The reward asks for the prompts as they were written, beside their tokens."""
 
     def prompt(self, issue: int) -> Prompt:
         epoch, row = self.order.at(issue)
-        return make_prompt(self.rows[row], self.tokens[row], f"{issue:010d}", issue, epoch)
+        return make_prompt(self.rows[row], self.tokens[row], f"{issue:010d}", issue, epoch, self.with_text)
 
     def encoded(self, start: int, count: int) -> list[bytes]:
         """Prompts `start` to `start + count - 1` as they travel."""
         return [encode_prompt(self.prompt(issue)) for issue in range(start, start + count)]
 
 
-def make_prompt(row: Row, tokens: Int32Array, sample_id: str, issue: int, epoch: int) -> Prompt:
+def make_prompt(
+    row: Row, tokens: Int32Array, sample_id: str, issue: int, epoch: int, with_text: bool = False
+) -> Prompt:
     return Prompt(
         sample_id=sample_id,
         issue=issue,
@@ -58,7 +63,7 @@ def make_prompt(row: Row, tokens: Int32Array, sample_id: str, issue: int, epoch:
         token_ids=tokens,
         data_source=row.data_source,
         ground_truth=row.ground_truth,
-        extra_info=row.extra_info,
+        extra_info=with_prompt(row) if with_text else row.extra_info,
     )
 
 

@@ -219,13 +219,17 @@ async def configure(ledger: AsyncLedger, config: RunConfig, print_: str) -> None
 
 
 async def load_validation(
-    ledger: AsyncLedger, rows: Sequence[Row], tokens: Sequence[Int32Array], responses: int = 1
+    ledger: AsyncLedger,
+    rows: Sequence[Row],
+    tokens: Sequence[Int32Array],
+    responses: int = 1,
+    with_text: bool = False,
 ) -> None:
     """Put the held-out prompts into the ledger, each as many times as it is to be answered; those that are
     there already are written over alike."""
     packed = []
     for row, ids in zip(rows, tokens, strict=True):
-        prompt = encode_prompt(make_prompt(row, ids, f"val-{row.index:010d}", row.index, 0))
+        prompt = encode_prompt(make_prompt(row, ids, f"val-{row.index:010d}", row.index, 0, with_text))
         packed += [(row.index * responses + number, prompt) for number in range(responses)]
     for start in range(0, len(packed), VAL_CHUNK):
         await ledger.run(ops.val_load(packed[start : start + VAL_CHUNK]))

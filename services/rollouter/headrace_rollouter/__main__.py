@@ -25,14 +25,15 @@ from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.model_files import eos_token_ids
 from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect_async
-from headrace.reward import RewardError, Scorer, load_reward
+from headrace.reward import RewardError, build_scorer
 from headrace.startup import until_configured
 from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
 from headrace.trace import recorder
 from headrace_rollouter import metrics
-from headrace_rollouter.engine import Engine, EngineFailed, eos_token_ids
+from headrace_rollouter.engine import Engine, EngineFailed
 from headrace_rollouter.health import build_app
 from headrace_rollouter.member import Expelled, Member
 from headrace_rollouter.work import Worker
@@ -54,10 +55,8 @@ class Rollouter:
         config = self.config
         tls.check()
         listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
-        scorer = Scorer(
-            load_reward(config.custom_reward_function.path, config.custom_reward_function.name),
-            config.custom_reward_function.timeout_s,
-        )
+        scorer = build_scorer(config)
+        await scorer.start()  # so does a reward that cannot be loaded
         ledger = AsyncLedger(
             connect_async(environment.redis_url()),
             config.name,
@@ -111,6 +110,7 @@ class Rollouter:
         for task in parts.values():
             task.cancel()
         await asyncio.gather(*parts.values(), return_exceptions=True)
+        await scorer.close()
         self.engine.shutdown()
         return code
 

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -300,16 +299,3 @@ def _to_trajectory(completion: Any, temperature: float) -> Trajectory:
     return Trajectory(
         ids, np.minimum(log_probs, 0.0), np.ones(len(ids), np.uint8), segments, temperature, reason
     )
-
-
-def eos_token_ids(model_dir: Path) -> list[int]:
-    """Every token that ends a response: generation_config.json first, else config.json."""
-    import json
-
-    for name in ("generation_config.json", "config.json"):
-        file = model_dir / name
-        if file.exists():
-            found = json.loads(file.read_text()).get("eos_token_id")
-            if found is not None:
-                return [int(x) for x in (found if isinstance(found, list) else [found])]
-    raise ValueError(f"{model_dir}: neither generation_config.json nor config.json names an eos_token_id")

@@ -51,9 +51,10 @@ def fill_advantages(
     exchange = _Exchange(rows, a.gdpo_reward_keys, ranks)
     mask = exchange.masks()
     lengths, rewards = exchange.column("length").long(), exchange.column("reward")
-    if a.overlong_buffer_len:
+    buffer = config.reward.overlong_buffer
+    if buffer.enable:
         limit = config.data.max_response_length
-        penalty = overlong_penalty(lengths, limit, a.overlong_buffer_len, a.overlong_penalty_factor)
+        penalty = overlong_penalty(lengths, limit, buffer.len, buffer.penalty_factor)
         rewards = rewards + penalty.double()
     # The outcome's reward stands on the last token that the policy chose, or discounted sums over such
     # tokens would miss it; on the last of all where it chose none.

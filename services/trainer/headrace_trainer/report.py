@@ -24,7 +24,7 @@ from headrace_trainer.batch import Batch
 from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.run_log import RunLog, spread, staleness_metrics, update_gaps
+from headrace_trainer.run_log import RunLog, part_means, part_sums, spread, staleness_metrics, update_gaps
 from headrace_trainer.trackers import Tracking
 from headrace_trainer.update import UpdateSums
 
@@ -178,6 +178,7 @@ class Report:
             facts = self._ranks.gather_all(
                 {
                     "rewards": [t.reward for t in mine],
+                    "parts": part_sums([t.reward_parts for t in mine]),
                     "lengths": [len(t.token_ids) for t in mine],
                     "tokens": sum(
                         len(s.prompt.token_ids) + len(t.token_ids)
@@ -303,6 +304,7 @@ class Report:
             "rollout_corr/ppl_ratio": math.exp(min(total.kl / tokens, 20.0)),
             "rollout_corr/masked_fraction": total.masked / tokens,
             **spread(rewards, "reward"),
+            **part_means([f["parts"] for f in facts]),
             "response_length/mean": sum(lengths) / len(lengths),
             "response_length/max": max(lengths),
             "response_length/clip_ratio": sum(f["cut"] for f in facts) / len(lengths),

@@ -6,10 +6,11 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.run_log_keys import PART
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer.plan import Item
 
@@ -108,6 +109,36 @@ def rank_correlation(values: Sequence[float]) -> float:
     over = sum((r - middle) * (i - middle) for i, r in enumerate(ranks))
     spread = math.sqrt(sum((r - middle) ** 2 for r in ranks) * sum((i - middle) ** 2 for i in range(n)))
     return over / spread if spread else 0.0
+
+
+PartSums = dict[str, tuple[float, int]]
+"""Part of the reward -> (sum, number of trajectories that have it)."""
+
+MOST_PARTS = 64
+
+
+def part_sums(parts: Sequence[Mapping[str, float]]) -> PartSums:
+    """`parts`: those of each trajectory."""
+    out: PartSums = {}
+    for one in parts:
+        for name, value in one.items():
+            total, count = out.get(name, (0.0, 0))
+            out[name] = total + value, count + 1
+    return out
+
+
+def part_means(sums: Sequence[PartSums]) -> dict[str, float]:
+    """Run log key -> mean over the trajectories that have the part. `sums`: those of each rank.
+
+    A reward that makes up names as it goes would fill the log: the first `MOST_PARTS` are kept.
+    """
+    whole: PartSums = {}
+    for rank in sums:
+        for name, (total, count) in rank.items():
+            before, counted = whole.get(name, (0.0, 0))
+            whole[name] = before + total, counted + count
+    kept = sorted(whole.items())[:MOST_PARTS]
+    return {f"{PART}{name}": total / count for name, (total, count) in kept}
 
 
 def spread(values: Sequence[float], prefix: str) -> dict[str, float]:

@@ -157,7 +157,7 @@ class Wandb:
         state.setdefault("id", secrets.token_hex(6))
         self._run = wandb.init(
             project=config.trainer.project_name,
-            name=config.trainer.experiment_name or config.name,
+            name=config.name,
             id=state["id"],
             resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
             dir=str(directory.parent),

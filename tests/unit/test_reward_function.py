@@ -1,21 +1,18 @@
-"""The reward seam: users' functions of every kind, and everything that they do wrong."""
+"""Users' reward functions: finding them, calling them, reading what they return."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import textwrap
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.reward import RewardError, RewardFunction, Scorer, load_reward, parse_score
+from headrace.reward import RewardError, RewardFunction, load_reward, parse_score
+from headrace.reward.function import bind_arguments
 
-LONG_S = 60.0
-SHORT_S = 0.05
 ARGS = ("source", "an answer", "the truth", {"finish_reason": "stop"})
 
 
@@ -71,7 +68,7 @@ def test_a_file_may_define_classes_that_look_up_their_module(user: Callable[[str
     [
         ("import does_not_exist_anywhere", "does not import: ModuleNotFoundError"),
         ("def compute_score(:", "does not import: SyntaxError"),
-        ("raise RuntimeError('no key')", "no key"),
+        ("\n\nraise RuntimeError('no key')", "RuntimeError('no key') (line 3)"),
         ("x = 1", "no function 'compute_score'"),
         ("compute_score = 3", "no function 'compute_score'"),
         ("def compute_score(a, b, c): ...", "must accept"),
@@ -108,8 +105,8 @@ def test_arguments_are_matched_by_name(user: Callable[[str], RewardFunction]) ->
             return float(solution_str == ground_truth)
         """
     )
-    scorer = Scorer(function, LONG_S)
-    assert asyncio.run(scorer.score("source", "same", "same", {})) == (1.0, {})
+    call = bind_arguments(function, "source", "same", "same", {})
+    assert function(*call.args, **call.kwargs) == 1.0
 
 
 # ---- results ----
@@ -160,127 +157,3 @@ def test_odd_results_end_in_a_score_or_a_reward_error(result: Any) -> None:
     except RewardError:
         return
     assert math.isfinite(score)
-
-
-# ---- calls ----
-
-
-async def test_a_plain_function_runs_off_the_event_loop() -> None:
-    threads = []
-
-    def function(source: str, solution: str, truth: str, info: dict[str, Any]) -> dict[str, Any]:
-        threads.append(threading.current_thread())
-        return {"score": 0.5, "length": len(solution), "stopped": info["finish_reason"] == "stop"}
-
-    assert await Scorer(function, LONG_S).score(*ARGS) == (0.5, {"length": 9.0, "stopped": 1.0})
-    assert threads[0] is not threading.main_thread()
-
-
-async def test_a_coroutine_runs_on_the_event_loop() -> None:
-    loops = []
-
-    async def function(source: str, solution: str, truth: str, info: dict[str, Any]) -> float:
-        loops.append(asyncio.get_running_loop())
-        await asyncio.sleep(0)
-        return 0.75
-
-    assert await Scorer(function, LONG_S).score(*ARGS) == (0.75, {})
-    assert loops == [asyncio.get_running_loop()]
-
-
-def raising(*_: Any) -> float:
-    raise KeyError("missing field")
-
-
-async def raising_later(*_: Any) -> float:
-    raise KeyError("missing field")
-
-
-@pytest.mark.parametrize("function", [raising, raising_later])
-async def test_a_function_that_raises(function: RewardFunction) -> None:
-    with pytest.raises(RewardError, match=r"the reward raised KeyError.'missing field'.") as caught:
-        await Scorer(function, LONG_S).score(*ARGS)
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-async def test_a_plain_function_that_hangs_is_given_up() -> None:
-    release = threading.Event()
-
-    def function(*_: Any) -> float:
-        release.wait(LONG_S)
-        return 1.0
-
-    try:
-        with pytest.raises(RewardError, match=r"took longer than 0\.05 s"):
-            await Scorer(function, SHORT_S).score(*ARGS)
-    finally:
-        release.set()
-
-
-async def test_a_coroutine_that_hangs_is_cancelled() -> None:
-    cancelled = asyncio.Event()
-
-    async def function(*_: Any) -> float:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-        return 1.0
-
-    with pytest.raises(RewardError, match=r"took longer than 0\.05 s"):
-        await Scorer(function, SHORT_S).score(*ARGS)
-    assert cancelled.is_set()
-
-
-@pytest.mark.parametrize("result", [math.nan, "high", None, {"reward": 1}])
-async def test_a_result_that_is_no_number_is_an_error(result: Any) -> None:
-    with pytest.raises(RewardError):
-        await Scorer(lambda *_: result, LONG_S).score(*ARGS)
-
-
-async def test_calls_run_at_once() -> None:
-    """Both wait at the barrier: one after the other they would never pass it."""
-    barrier = threading.Barrier(2)
-
-    def function(*_: Any) -> float:
-        barrier.wait(LONG_S)
-        return 1.0
-
-    scorer = Scorer(function, LONG_S)
-    assert await asyncio.gather(scorer.score(*ARGS), scorer.score(*ARGS)) == [(1.0, {}), (1.0, {})]
-
-
-async def test_the_deadline_counts_from_the_start_of_the_call() -> None:
-    """Eight trajectories of eight samples finish together; four threads take them in turn."""
-    entered, release = threading.Semaphore(0), threading.Semaphore(0)
-
-    def function(*_: Any) -> float:
-        entered.release()
-        release.acquire(timeout=LONG_S)
-        return 1.0
-
-    scorer = Scorer(function, 0.2, threads=1)
-    first = asyncio.create_task(scorer.score(*ARGS))
-    await asyncio.to_thread(entered.acquire)
-    second = asyncio.create_task(scorer.score(*ARGS))  # cannot begin before the first is given up
-    try:
-        with pytest.raises(RewardError):
-            await first
-        release.release(2)
-        assert await second == (1.0, {})
-    finally:
-        release.release(2)
-        second.cancel()
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_timeout_of_the_functions_own_is_told_as_such(asynchronous: bool) -> None:
-    def function(*_: Any) -> float:
-        raise TimeoutError("judge at 10.0.0.1 does not answer")
-
-    async def later(*_: Any) -> float:
-        return function()
-
-    with pytest.raises(RewardError, match=r"judge at 10\.0\.0\.1"):
-        await Scorer(later if asynchronous else function, LONG_S).score(*ARGS)

@@ -1,0 +1,176 @@
+"""`headrace dead`: the samples that were given up, and their way back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.cli import options
+from headrace.cli.ledger_of_run import RunLedger, ledger_of
+from headrace.cli.status import no_run
+from headrace.config_load import ConfigError, load
+from headrace.ledger import ops
+from headrace.ledger.replies import DeadSample, Verdict
+from headrace.runner.layout import RunLayout, find_run, write_json
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+_PAGE = 200
+
+DESCRIPTION = (
+    "Show the samples of a run that were given up: why, after how many failures, the prompt, and the "
+    "traceback. --requeue sends them back to their start with their failures forgiven: while the run is on "
+    "they are generated and trained like any other; of a run that has ended when it is started again. Exit "
+    "code 1 if some could not be sent back."
+)
+
+EXIT_CODES = {1: "some samples could not be sent back", 2: "there is no such run, or no such sample"}
+JSON = {
+    "id, reason, attempts, failures, crashes, prompt, detail": "of each dead sample, in a list",
+    "requeued, refused, not_dead": "ids, with `--requeue`",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.run(parser)
+    parser.add_argument(
+        "--requeue", nargs="*", metavar="ID", help="send these back to their start; all when none is named"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="show at most N (default: %(default)s; 0 for all)"
+    )
+    options.as_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    layout = find_run(args.run, args.runs_dir)
+    if layout is None:
+        print(no_run(args.run, args.runs_dir), file=sys.stderr)
+        return EXIT_USAGE
+    with ledger_of(layout) as found:
+        if args.requeue is not None:
+            return _requeue(found, layout, args.requeue, as_json=args.json)
+        dead = _read(found)
+    shown = dead[: args.limit] if args.limit > 0 else dead
+    prompt_of = _decoder(layout)
+    if args.json:
+        print(json.dumps([_plain(sample, prompt_of) for sample in shown], indent=2))
+        return 0
+    print("\n".join(_lines(layout.root.name, dead, shown, prompt_of)))
+    return 0
+
+
+def _read(found: RunLedger) -> list[DeadSample]:
+    """All of them, in order of issue."""
+    dead: list[DeadSample] = []
+    while page := found.ledger.run(ops.dead(len(dead), _PAGE)):
+        dead += page
+    return dead
+
+
+# -- back to the start ----------------------------------------------------------------------------
+
+
+def _requeue(found: RunLedger, layout: RunLayout, ids: Sequence[str], *, as_json: bool) -> int:
+    """Send `ids`, or all that are dead, back. While the run is on the ledger refuses what would not be
+    trained any more."""
+    wanted = list(dict.fromkeys(ids)) or [sample.sample_id for sample in _read(found)]
+    verdicts = {i: found.ledger.run(ops.requeue_dead(i, ended=not found.is_on)) for i in wanted}
+    back = [i for i, verdict in verdicts.items() if verdict is Verdict.OK]
+    refused = [i for i, verdict in verdicts.items() if verdict is Verdict.REFUSED]
+    unknown = [i for i, verdict in verdicts.items() if verdict is Verdict.UNKNOWN]
+    if back and not found.is_on:
+        _no_longer_complete(layout, len(back))
+    if as_json:
+        print(json.dumps({"requeued": back, "refused": refused, "not_dead": unknown}, indent=2))
+    else:
+        print(f"{layout.root.name}: {_count(back)} on the way again" if back else "nothing was sent back")
+        if back and not found.is_on:
+            print("the run has ended: start it again, with the command that started it, to train them")
+    if refused:
+        print(
+            f"headrace: the run is ending, its trainer takes no more samples: {_count(refused)} left dead; "
+            "do this again once it has ended, and start it again",
+            file=sys.stderr,
+        )
+    if unknown:
+        print(f"headrace: not dead, or not of this run: {', '.join(unknown)}", file=sys.stderr)
+    return EXIT_FAILED if refused or unknown else 0
+
+
+def _no_longer_complete(layout: RunLayout, count: int) -> None:
+    """`headrace run` leaves a complete run alone: this one has something to do again."""
+    summary = layout.read_summary()
+    if summary is not None and summary.get("status") == "completed":
+        reason = f"{count} dead samples were requeued after the run had completed"
+        write_json(layout.summary, {**summary, "status": "stopped", "reason": reason})
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+def _plain(sample: DeadSample, prompt_of: Callable[[bytes], str]) -> dict[str, Any]:
+    return {
+        "id": sample.sample_id,
+        "reason": sample.reason,
+        "attempts": sample.attempts,
+        "failures": sample.failures,
+        "crashes": sample.crashes,
+        "prompt": prompt_of(sample.prompt),
+        "detail": sample.detail,
+    }
+
+
+def _lines(
+    run: str, dead: Sequence[DeadSample], shown: Sequence[DeadSample], prompt_of: Callable[[bytes], str]
+) -> list[str]:
+    out = [f"{run}: {_count(dead)} dead"]
+    told: dict[str, str] = {}
+    for sample in shown:
+        out.append(
+            f"{sample.sample_id}: {sample.reason}; taken {sample.attempts} times, "
+            f"{sample.failures} failures, {sample.crashes} crashes of its owner"
+        )
+        out.append(f"  prompt: {prompt_of(sample.prompt)!r}")
+        detail = sample.detail.strip()
+        if detail in told:
+            out.append(f"  the same as {told[detail]}")
+        elif detail:
+            told[detail] = sample.sample_id
+            out += [f"  {line}" for line in detail.splitlines()]
+    if len(dead) > len(shown):
+        out.append(f"and {len(dead) - len(shown)} more (--limit)")
+    return out
+
+
+def _count(samples: Sequence[Any]) -> str:
+    return f"{len(samples)} sample{'' if len(samples) == 1 else 's'}"
+
+
+def _decoder(layout: RunLayout) -> Callable[[bytes], str]:
+    """Prompts as text, with special tokens; their number of tokens where the tokenizer cannot be read."""
+    tokenizer: Any = None
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(Path(load(layout.config).model.path) / "tokenizer.json"))
+    except (ImportError, ConfigError):
+        pass
+    except Exception as error:  # the library raises bare Exceptions for files that it cannot read
+        print(f"headrace: prompts cannot be shown as text: {error}", file=sys.stderr)
+
+    def decode(raw: bytes) -> str:
+        from headrace.wire import WireError, decode_prompt
+
+        try:
+            ids = decode_prompt(raw).token_ids.tolist()
+        except WireError:
+            return "(not readable)"
+        if tokenizer is None:
+            return f"({len(ids)} tokens)"
+        return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+    return decode

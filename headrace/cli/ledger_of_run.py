@@ -1,0 +1,71 @@
+"""The ledger of a run for a command: at its server while that is up, else on the run's files."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import redis
+
+from headrace import redis_url
+from headrace.config_load import load
+from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.redis_connect import connect
+from headrace.runner.layout import RunLayout, read_json
+from headrace.valkey_server import start_valkey
+
+_TIMEOUT_S = 60.0
+
+
+class NoLedger(LedgerError):
+    """There is none, or not yet."""
+
+
+@dataclass(frozen=True)
+class RunLedger:
+    ledger: SyncLedger
+    is_on: bool
+    """Whether a runner is there. If not, none can start until the command has ended."""
+
+
+@contextlib.contextmanager
+def ledger_of(layout: RunLayout) -> Iterator[RunLedger]:
+    """The run's ledger. The bundled server is started on the files of a run that has ended.
+
+    Raises NoLedger, LedgerError, ValkeyError, RunInUseError.
+    """
+    run = load(layout.config).name if layout.config.exists() else layout.root.name
+    ends = read_json(layout.endpoints) or {}
+    if layout.in_use():
+        if "redis_url" not in ends:
+            raise NoLedger(f"{layout.root}: the run is still starting; try again")
+        with _at(ends["redis_url"], run) as ledger:
+            yield RunLedger(ledger, is_on=True)
+        return
+    lock = layout.lock(wait_s=1.0)
+    try:
+        if ends.get("external_redis"):
+            with _at(ends["redis_url"], run) as ledger:
+                yield RunLedger(ledger, is_on=False)
+            return
+        if not (layout.redis / "appendonlydir").is_dir() and not any(layout.redis.glob("*.aof")):
+            raise NoLedger(f"{layout.redis}: holds no ledger; the run never got that far")
+        log = layout.private / "command-valkey.log"
+        with (
+            start_valkey(layout.redis, secrets.token_urlsafe(32), log=log) as server,
+            _at(server.url, run) as ledger,
+        ):
+            yield RunLedger(ledger, is_on=False)
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _at(url: str, run: str) -> Iterator[SyncLedger]:
+    try:
+        with connect(url, timeout_s=_TIMEOUT_S) as client:
+            yield SyncLedger(client, run, retry_s=5.0)
+    except redis.RedisError as error:
+        raise LedgerError(f"{redis_url.masked(url)} cannot be reached: {error}") from None

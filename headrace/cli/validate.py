@@ -1,0 +1,146 @@
+"""`headrace validate`: everything that can be checked without starting anything, and what would run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from headrace import config_load
+from headrace.cli import options
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError
+from headrace.model_checks import Checked
+from headrace.modes import describe, warnings
+from headrace.runner import assets, preflight, trial
+from headrace.runner.forecast import Forecast, Machines, forecast
+
+EXIT_PROBLEMS = 2
+
+DESCRIPTION = (
+    "Check configuration, data, reward, model, ports and Redis without starting anything; estimate memory, "
+    "GPUs and nodes; print what would run. Exits with 0, or with 2 when something is wrong."
+)
+
+EXIT_CODES = {0: "nothing is wrong", 2: "something is wrong; every problem is printed"}
+JSON = {
+    "ok": "whether there is no problem",
+    "problems": "one sentence each",
+    "warnings": "one sentence each",
+    "demo_prepared": "whether the demo's files, if it is one, were there to be checked",
+    "…": "what was found of data, model and the rest, by section, and what would run",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    options.configuration(parser)
+    options.as_json(parser)
+    parser.add_argument(
+        "--gpus-per-node", type=_count, default=8, metavar="N", help="GPUs of a node (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--gpu-memory", type=float, default=80.0, metavar="GIB", help="memory of a GPU (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="longest check of model, data and reward, which load the tokenizer and run the reward "
+        "(default: %(default)g)",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not possible; give 1 or more")
+    return int(text)
+
+
+def main(args: argparse.Namespace) -> int:
+    machines = Machines(args.gpus_per_node, args.gpu_memory)
+    try:
+        config = assets.absolute(config_load.load(args.config, args.overrides))
+    except ConfigError as error:
+        if not args.json:
+            raise
+        print(json.dumps({"ok": False, "problems": error.lines, "warnings": []}, indent=2))
+        return EXIT_PROBLEMS
+    report = Report(config, machines, args.timeout)
+    if args.json:
+        print(json.dumps(report.to_plain(), indent=2))
+    else:
+        report.print()
+    return EXIT_PROBLEMS if report.problems else 0
+
+
+class Report:
+    """All checks of one configuration, made when it is built."""
+
+    def __init__(self, config: RunConfig, machines: Machines, timeout_s: float) -> None:
+        self.ready = assets.demo_ready(config)
+        self.config = assets.resolve(config) if self.ready else config
+        found = preflight.examine(self.config)
+        self.problems = list(found.problems)
+        self.warnings = [*warnings(config), *found.warnings]
+        self.forecast = forecast(self.config, machines) if self.ready else Forecast()
+        self.sections: dict[str, Checked] = {}
+        # What preflight has found wrong would only be found wrong again, less clearly.
+        if self.ready and not self.problems:
+            self.sections = trial.run(self.config, timeout_s)
+        for section in self.sections.values():
+            self.problems += section.problems
+            self.warnings += section.warnings
+        self.problems += self.forecast.problems
+        self.warnings += self.forecast.warnings
+
+    def to_plain(self) -> dict[str, Any]:
+        checked = {name: section.facts for name, section in self.sections.items()}
+        return {
+            "ok": not self.problems,
+            "problems": self.problems,
+            "warnings": self.warnings,
+            "demo_prepared": self.ready,
+            **checked,
+            **self.forecast.facts,
+        }
+
+    def print(self) -> None:
+        """What would run to standard output, warnings and problems to standard error."""
+        print("\n".join([*describe(self.config), *self.forecast.lines, *_section_lines(self.sections)]))
+        if not self.ready:
+            print("demo assets: not prepared yet, so model, data and memory were not looked at")
+        sys.stdout.flush()
+        for text in self.warnings:
+            print(f"warning: {text}", file=sys.stderr)
+        for text in self.problems:
+            print(text, file=sys.stderr)
+        sys.stderr.flush()
+        count = len(self.problems)
+        told = "no problems" if not count else "1 problem" if count == 1 else f"{count} problems"
+        print(f"{told}; nothing was started")
+
+
+def _section_lines(sections: dict[str, Checked]) -> list[str]:
+    out: list[str] = []
+    model = sections.get("model", Checked()).facts
+    if "eos" in model:
+        ends = ", ".join(f"{token} ({number})" for token, number in model["eos"].items())
+        template = "with" if model["chat_template"] else "without"
+        out.append(
+            f"tokenizer: {model['tokenizer']['tokens']} tokens, {template} a chat template; "
+            f"answers end at {ends}"
+        )
+    for key, facts in sections.get("data", Checked()).facts.items():
+        text = f"data.{key}: {facts['rows']} rows"
+        if "prompt_tokens" in facts:
+            lengths = facts["prompt_tokens"]
+            text += f", prompts of {lengths['longest']} tokens at most (median {lengths['median']:g})"
+            if facts["tokenised"] < facts["rows"]:
+                text += f" among the first {facts['tokenised']}"
+        out.append(text)
+    for row in sections.get("reward", Checked()).facts.get("rows", []):
+        shown = ", ".join(f"{name.replace('_', ' ')} {score:g}" for name, score in row["scores"].items())
+        out.append(f"reward on {row['row']} ({row['ground_truth']!r}): {shown or 'none'}")
+    return out

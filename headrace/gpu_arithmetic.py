@@ -1,0 +1,135 @@
+"""How many GPUs and nodes a run needs, and how evenly a mini-batch falls on the ranks. Pure functions.
+
+The recipe counts nodes from two pools of equal shape per node: with t and r GPUs per node of trainer and
+rollout, and g GPUs in a node,
+
+    t + r <= g:  both pools share nodes, max(trainer nodes, rollout nodes) are needed
+    t + r >  g:  they do not,            trainer nodes + rollout nodes
+
+Here a rollouter is a replica of its own that needs `tensor_parallel_size` GPUs of one node, wherever there
+are some: `nodes_needed` packs them onto what the trainer leaves free, then onto further nodes. That is never
+more nodes than the recipe's rule asks for, and the same for its layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+def recipe_nodes(
+    trainer_nodes: int, trainer_gpus: int, rollout_nodes: int, rollout_gpus: int, gpus_per_node: int
+) -> int:
+    """The recipe's rule; `*_gpus` are per node. Raises ValueError when a pool does not fit on its nodes."""
+    for what, gpus in (("trainer", trainer_gpus), ("rollout", rollout_gpus)):
+        if gpus > gpus_per_node:
+            raise ValueError(f"{gpus} {what} GPUs per node, but a node has {gpus_per_node}")
+    if trainer_gpus + rollout_gpus <= gpus_per_node:
+        return max(trainer_nodes, rollout_nodes)
+    return trainer_nodes + rollout_nodes
+
+
+def nodes_needed(
+    trainer_nodes: int, trainer_gpus: int, replicas: int, tensor_parallel: int, gpus_per_node: int
+) -> int:
+    """The fewest nodes that hold `trainer_gpus` ranks on each of `trainer_nodes`, and every replica whole.
+
+    Raises ValueError when a trainer node's ranks or a replica do not fit on one node.
+    """
+    if trainer_gpus > gpus_per_node:
+        raise ValueError(
+            f"trainer.n_gpus_per_node = {trainer_gpus}, but a node has {gpus_per_node} GPUs: lower it and "
+            "raise trainer.nnodes"
+        )
+    if tensor_parallel > gpus_per_node:
+        raise ValueError(
+            f"rollout.engine.tensor_parallel_size = {tensor_parallel}, but a node has {gpus_per_node} GPUs, "
+            "and an engine does not span nodes: lower it"
+        )
+    beside_the_trainer = trainer_nodes * ((gpus_per_node - trainer_gpus) // tensor_parallel)
+    rest = max(0, replicas - beside_the_trainer)
+    per_node = gpus_per_node // tensor_parallel
+    return trainer_nodes + -(-rest // per_node)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What a run asks a cluster for."""
+
+    trainer: int
+    rollout: int
+    per_node: int
+    nodes: int
+
+    @property
+    def total(self) -> int:
+        return self.trainer + self.rollout
+
+    @property
+    def idle(self) -> int:
+        """GPUs of those nodes that nobody uses."""
+        return self.nodes * self.per_node - self.total
+
+
+def gpus(
+    trainer_nodes: int, trainer_gpus: int, replicas: int, tensor_parallel: int, gpus_per_node: int
+) -> Gpus:
+    """Raises ValueError as `nodes_needed`."""
+    return Gpus(
+        trainer=trainer_nodes * trainer_gpus,
+        rollout=replicas * tensor_parallel,
+        per_node=gpus_per_node,
+        nodes=nodes_needed(trainer_nodes, trainer_gpus, replicas, tensor_parallel, gpus_per_node),
+    )
+
+
+def samples_per_rank(mini_batch: int, ranks: int) -> tuple[int, int]:
+    """(fewest, most) samples of a mini-batch on one rank when all are of one length."""
+    return mini_batch // ranks, -(-mini_batch // ranks)
+
+
+def uneven_share(mini_batch: int, ranks: int) -> float:
+    """The share of the ranks' time that an uneven mini-batch leaves unused, 0 to 1; lengths being equal."""
+    return 1.0 - mini_batch / (ranks * samples_per_rank(mini_batch, ranks)[1])
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How the samples of a run fall into updates."""
+
+    samples: int
+    """rollout.total_rollout_steps."""
+    per_update: int
+    """R x M: what one claim takes."""
+    mini_batch: int
+    """M: one optimizer step."""
+    ranks: int
+
+    @property
+    def whole_updates(self) -> int:
+        return self.samples // self.per_update
+
+    @property
+    def rest(self) -> int:
+        """Samples of a last, shorter update; 0 when there is none."""
+        return self.samples % self.per_update
+
+
+def batch_notes(b: Batches) -> Iterator[str]:
+    """What about the batches is allowed but wasteful, each with the change that mends it."""
+    if b.mini_batch % b.ranks:
+        fewest, most = samples_per_rank(b.mini_batch, b.ranks)
+        lower, upper = b.mini_batch - b.mini_batch % b.ranks, b.mini_batch + -b.mini_batch % b.ranks
+        better = f"{lower} or {upper}" if lower else f"{upper}"
+        yield (
+            f"actor.ppo_mini_batch_size = {b.mini_batch} does not divide by {b.ranks} trainer ranks: some "
+            f"get {most} samples and others {fewest}, and "
+            f"{100 * uneven_share(b.mini_batch, b.ranks):.0f} % of their time is spent waiting; "
+            f"set it to {better}"
+        )
+    if b.rest:
+        yield (
+            f"rollout.total_rollout_steps = {b.samples} leaves {b.rest} samples over {b.per_update}-sample "
+            f"updates: the last update is shorter (or left out, with data.drop_last); set it to "
+            f"{b.samples - b.rest} or {b.samples - b.rest + b.per_update}"
+        )

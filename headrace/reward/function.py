@@ -1,0 +1,127 @@
+"""verl's `compute_score`, found by path and name, and what may come back from it.
+
+`compute_score(data_source, solution_str, ground_truth, extra_info)` may be a plain function or a
+coroutine. Arguments are given by name when it has these names, in whatever order, else by position.
+It returns a number or a dictionary with `score` (other numbers in it are kept as metrics).
+`extra_info` holds the row's own, plus `finish_reason` ("stop" or "length").
+
+Standard library only: the processes that run users' functions import this and nothing else of ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RewardFunction = Callable[..., Any]
+
+
+class RewardError(Exception):
+    """A reward cannot be loaded, raised, took too long, or returned no finite number.
+
+    `detail` is the traceback of the user's function, where there is one.
+    """
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        message = str(self.args[0])
+        return f"{message}\n{self.detail}" if self.detail else message
+
+
+def load_reward(path: str, name: str, key: str = "custom_reward_function") -> RewardFunction:
+    """The function `name` of a Python file or an importable module. Raises RewardError.
+
+    `key`: the section of the configuration that names it, for the message.
+    """
+    try:
+        if path.endswith(".py"):
+            file = Path(path).resolve()
+            if not file.exists():
+                raise RewardError(f"{key}.path: {path} does not exist")
+            spec = importlib.util.spec_from_file_location(f"headrace_reward_{file.stem}", file)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(path)
+    except RewardError:
+        raise
+    except (Exception, SystemExit) as error:  # user code: whatever its import raises is the answer
+        raise RewardError(f"{key}.path: {path} does not import: {error!r}{_line_in(error, path)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise RewardError(f"{key}.name: {path} has no function {name!r}")
+    try:
+        bind_arguments(function, "source", "solution", "truth", {})
+    except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
+        raise RewardError(
+            f"{key}: {path}:{name} must accept (data_source, solution_str, ground_truth, extra_info): {error}"
+        ) from error
+    return function
+
+
+def _line_in(error: BaseException, path: str) -> str:
+    """Where in the user's file the import failed."""
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        if os.path.realpath(trace.tb_frame.f_code.co_filename) == os.path.realpath(path):
+            found = f" (line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
+
+
+def bind_arguments(
+    function: RewardFunction, data_source: str, solution: str, ground_truth: str, extra_info: dict[str, Any]
+) -> inspect.BoundArguments:
+    """By name when the function has verl's names, else by position. Raises TypeError or ValueError."""
+    signature = inspect.signature(function)
+    named = {
+        "data_source": data_source,
+        "solution_str": solution,
+        "ground_truth": ground_truth,
+        "extra_info": extra_info,
+    }
+    if named.keys() <= signature.parameters.keys():
+        return signature.bind(**named)
+    return signature.bind(*named.values())
+
+
+def parse_score(result: Any) -> tuple[float, dict[str, float]]:
+    """(score, parts) of what the function returned. Raises RewardError when it is no finite number."""
+    if not isinstance(result, dict):
+        return _number(result), {}
+    if "score" not in result:
+        keys = sorted(str(key) for key in result)[:10]
+        raise RewardError(f"the reward returned a dictionary without 'score': keys {keys}")
+    parts: dict[str, float] = {}
+    for key, value in result.items():
+        if key != "score":
+            try:
+                parts[str(key)] = _number(value)
+            except RewardError:
+                continue  # a part that is no number is no metric; the score alone decides
+    return _number(result["score"]), parts
+
+
+def _number(value: Any) -> float:
+    """A finite number that float32 holds too: it travels as such. Raises RewardError."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        shown = "a huge number" if isinstance(value, int) else repr(value)[:200]
+        raise RewardError(f"the reward returned {shown}, which is no number") from error
+    if not math.isfinite(number) or abs(number) > 3.4e38:
+        raise RewardError(f"the reward returned {number}")
+    return number

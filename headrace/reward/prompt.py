@@ -1,0 +1,16 @@
+"""The prompt beside the response, for rewards that read both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.data.rows import Row
+
+
+def with_prompt(row: Row) -> dict[str, Any]:
+    """The row's `extra_info`, and under `prompt` what it asks: text, or a list of chat messages."""
+    prompt = row.prompt
+    if not isinstance(prompt, str):
+        return {**row.extra_info, "prompt": [{"role": m.role, "content": m.content} for m in prompt]}
+    return {**row.extra_info, "prompt": prompt}

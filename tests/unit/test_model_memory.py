@@ -1,0 +1,245 @@
+"""Sizes from the files, and the estimate of memory against what torch really keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.algorithms.log_probs import token_log_probs
+from headrace.config import RunConfig
+from headrace.model_files import eos_token_ids, tensor_shapes, unsupported
+from headrace.model_memory import (
+    engine_need,
+    kv_token_bytes,
+    layer_token_bytes,
+    logits_token_bytes,
+    memory_problems,
+    model_shape,
+    rank_need,
+)
+from headrace.runner.forecast import Machines, forecast
+from tests.integration import tiny_models
+
+KINDS = ["llama", "llama-tied", "qwen2-tied", "qwen3-tied", "mistral", "gemma2-tied", "phi3", "qwen3-moe"]
+
+
+def run_config(model: Path, **sections: Any) -> RunConfig:
+    plain: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "data": {"train_files": ["rows.jsonl"], "max_prompt_length": 1024, "max_response_length": 3072},
+        "rollout": {"total_rollout_steps": 6400, "test_freq": 0, "replicas": 2},
+        "actor": {"ppo_mini_batch_size": 32},
+        "trainer": {"device": "cuda", "n_gpus_per_node": 6},
+        "custom_reward_function": {"path": "reward.py"},
+    }
+    for name, values in sections.items():
+        plain[name] = {**plain.get(name, {}), **values}
+    return RunConfig.model_validate(plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.save(kind, tmp_path)
+    shape = model_shape(tmp_path)
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in model.model.layers]
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert (shape.layers, shape.largest_layer, shape.in_layers) == (2, max(layers), sum(layers))
+    attention = model.model.layers[0].self_attn
+    if hasattr(attention, "q_proj"):
+        sizes = (attention.q_proj.out_features, attention.k_proj.out_features)
+        assert (shape.q_size, shape.kv_size) == sizes
+    assert shape.tied == kind.endswith("-tied")
+    if shape.tied:
+        file = tmp_path / "config.json"
+        settings = json.loads(file.read_text())
+        settings.pop("tie_word_embeddings", None)
+        file.write_text(json.dumps(settings))
+        assert model_shape(tmp_path) == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama-tied", "qwen2-tied", "mistral", "phi3"])
+def test_activations_are_about_what_the_backward_pass_keeps(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """The estimate lies above what is kept, by less than a quarter."""
+    model = tiny_models.save(kind, tmp_path).to(dtype)
+    shape = model_shape(tmp_path)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # holding it keeps its address its own
+        return tensor
+
+    def total() -> float:
+        return sum(t.untyped_storage().nbytes() for t in kept.values()) / ids.numel()
+
+    ids = torch.randint(0, 96, (4, 64), generator=torch.Generator().manual_seed(0))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        hidden = model.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        of_layers = total()
+        token_log_probs(model.lm_head(hidden), ids, torch.ones(4))
+    estimate = shape.layers * layer_token_bytes(shape, dtype.itemsize)
+    print(f"{kind} {dtype}: kept {of_layers:.0f} bytes a token, estimated {estimate}")
+    assert of_layers <= estimate <= 1.25 * of_layers
+    assert total() - of_layers <= logits_token_bytes(shape, dtype.itemsize) + 16 * shape.hidden
+
+
+def write_headers(directory: Path, shapes: dict[str, tuple[int, ...]], settings: dict[str, Any]) -> None:
+    """A model directory whose weights file ends after its header: nobody reads further here."""
+    header = {n: {"dtype": "BF16", "shape": list(s), "data_offsets": [0, 0]} for n, s in shapes.items()}
+    raw = json.dumps(header).encode()
+    (directory / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
+    (directory / "config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture
+def seven_billion(tmp_path: Path) -> Path:
+    """The shapes of Qwen2.5-7B: 7,615,616,512 parameters."""
+    h, inner, kv, words = 3584, 18944, 512, 152064
+    layer = {
+        "self_attn.q_proj.weight": (h, h),
+        "self_attn.q_proj.bias": (h,),
+        "self_attn.k_proj.weight": (kv, h),
+        "self_attn.k_proj.bias": (kv,),
+        "self_attn.v_proj.weight": (kv, h),
+        "self_attn.v_proj.bias": (kv,),
+        "self_attn.o_proj.weight": (h, h),
+        "mlp.gate_proj.weight": (inner, h),
+        "mlp.up_proj.weight": (inner, h),
+        "mlp.down_proj.weight": (h, inner),
+        "input_layernorm.weight": (h,),
+        "post_attention_layernorm.weight": (h,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        f"model.layers.{n}.{name}": shape for n in range(28) for name, shape in layer.items()
+    }
+    shapes |= {
+        "model.embed_tokens.weight": (words, h),
+        "lm_head.weight": (words, h),
+        "model.norm.weight": (h,),
+    }
+    settings = {
+        "hidden_size": h,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 28,
+        "intermediate_size": inner,
+        "vocab_size": words,
+        "tie_word_embeddings": False,
+    }
+    write_headers(tmp_path, shapes, settings)
+    return tmp_path
+
+
+def test_a_model_of_seven_billion_parameters(seven_billion: Path) -> None:
+    shape = model_shape(seven_billion)
+    assert shape.parameters == 7_615_616_512
+    assert kv_token_bytes(shape, 2) == 57_344
+    c = run_config(seven_billion)
+    need = rank_need(c, shape)
+    states = sum(part.bytes for part in need.device if "float32" in part.name)
+    assert states == pytest.approx(16 * shape.parameters / 6, rel=1e-6)
+    assert need.device_bytes == sum(part.bytes for part in need.device)
+    engine = engine_need(c, shape, 80 * 2**30)
+    assert engine.weights == 2 * shape.parameters
+    assert engine.kv_cache is not None
+    assert engine.sequences == engine.kv_cache // (4096 * 57_344)
+    assert 200 < engine.sequences < 300
+    assert list(memory_problems(engine, c)) == []
+    assert engine_need(c, shape, None).sequences is None
+
+
+def test_more_ranks_need_less_each_and_a_critic_more(seven_billion: Path) -> None:
+    shape = model_shape(seven_billion)
+    needs = [
+        rank_need(run_config(seven_billion, trainer={"n_gpus_per_node": n}), shape).device_bytes
+        for n in (2, 4, 8)
+    ]
+    assert needs == sorted(needs, reverse=True)
+    c = run_config(seven_billion)
+    extra = rank_need(c, shape, critic=shape).device_bytes - rank_need(c, shape).device_bytes
+    assert extra == 16 * shape.parameters // 6
+    offloaded = run_config(seven_billion, actor={"use_kl_loss": True}, ref={"param_offload": True})
+    assert (
+        rank_need(offloaded, shape, reference=shape).device_bytes == rank_need(offloaded, shape).device_bytes
+    )
+    old = run_config(seven_billion, async_training={"use_rollout_log_probs": False})
+    more = rank_need(old, shape).host_bytes - rank_need(c, shape).host_bytes
+    assert more == 8 * shape.parameters // 6
+
+
+def test_what_does_not_fit_is_told(seven_billion: Path) -> None:
+    few = forecast(run_config(seven_billion, trainer={"n_gpus_per_node": 1}), Machines())
+    assert any("more than 90 % of a GPU of 80 GiB: use more ranks" in text for text in few.warnings)
+    small = forecast(run_config(seven_billion), Machines(gpu_gib=16))
+    assert any("the GPU does not hold the KV cache of one sequence" in text for text in small.problems)
+    odd = forecast(run_config(seven_billion, trainer={"n_gpus_per_node": 5}), Machines())
+    assert any("does not divide by 5 trainer ranks" in text for text in odd.warnings)
+    wide = run_config(seven_billion, rollout={"engine": {"tensor_parallel_size": 16}})
+    assert any("an engine does not span nodes" in text for text in forecast(wide, Machines()).problems)
+    on_cpu = run_config(
+        seven_billion,
+        trainer={"device": "cpu", "n_gpus_per_node": 1},
+        rollout={"engine": {"kv_cache_memory_bytes": 1 << 20}},
+    )
+    found = forecast(on_cpu, Machines())
+    assert any("kv_cache_memory_bytes = 1048576 does not hold one sequence" in t for t in found.problems)
+    assert any("a run on this machine needs about" in text for text in found.warnings)
+
+
+def test_a_recipe_of_one_node(seven_billion: Path) -> None:
+    found = forecast(run_config(seven_billion, actor={"ppo_mini_batch_size": 30}), Machines())
+    assert found.facts["gpus"] == {"trainer": 6, "rollout": 2, "per_node": 8, "nodes": 1, "idle": 0}
+    assert found.facts["batches"]["samples_per_rank"] == [5, 5]
+    assert (
+        "6 GPUs for the trainer (1 x 6), 2 for rollouters (2 x 1): 1 node of 8, 0 GPUs unused" in found.lines
+    )
+    assert math.isclose(found.facts["memory"]["parameters"], 7_615_616_512)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is an encoder-decoder model"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, "takes images or sound"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
+        ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM is no causal language model"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_refused(settings: dict[str, Any], told: str) -> None:
+    found = unsupported(settings)
+    assert found is not None
+    assert re.search(told, found)
+
+
+def test_models_that_can_be_are_not() -> None:
+    own = {"architectures": ["OwnModel"], "auto_map": {"AutoModelForCausalLM": "own.OwnModel"}}
+    llama, gpt2 = {"architectures": ["LlamaForCausalLM"]}, {"architectures": ["GPT2LMHeadModel"]}
+    for settings in ({}, llama, gpt2, own):
+        assert unsupported(settings) is None
+
+
+def test_end_tokens_come_from_the_generation_settings_first(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="names an eos_token_id; add it"):
+        eos_token_ids(tmp_path)
+    (tmp_path / "config.json").write_text('{"text_config": {"eos_token_id": 3}}')
+    assert eos_token_ids(tmp_path) == [3]
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    assert eos_token_ids(tmp_path) == [2]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
+    assert eos_token_ids(tmp_path) == [2, 5]
+
+
+def test_a_damaged_weights_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
+    with pytest.raises(ValueError, match=r"model\.safetensors: not readable as safetensors"):
+        tensor_shapes(tmp_path)
