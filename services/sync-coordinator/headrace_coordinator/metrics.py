@@ -37,11 +37,11 @@ RECOMMENDED_ROLLOUTERS = Gauge(
 DRAINS = Counter(
     "headrace_rollouter_drains_total",
     "Rollouters whose pod was deleted: in_order (it left by itself) or gone (its work was taken back)",
-    ["outcome"],
+    ["reason"],
 )
 LEAVING = Gauge("headrace_rollouters_leaving", "Rollouters whose pod was told to go and is still there")
 CLUSTER_FAILURES = Counter(
-    "headrace_kubernetes_failures_total", "Calls of the Kubernetes API that failed", ["call"]
+    "headrace_kubernetes_failures_total", "Calls of the Kubernetes API that failed", ["operation"]
 )
 CANARY_TOLERANCE = Gauge(
     "headrace_sync_canary_tolerance", "Log-prob difference above which an engine is refused"
@@ -55,8 +55,8 @@ REASONS = ("attempt", "member", "abandoned")
 # From the start at 0: the first of a kind would not show as an increase.
 for _phase in PHASES:
     SYNC_PHASE.labels(phase=_phase)
-for _outcome in ("in_order", "gone"):
-    DRAINS.labels(outcome=_outcome)
+for _end in ("in_order", "gone"):
+    DRAINS.labels(reason=_end)
 for _reason in REASONS:
     SYNC_FAILURES.labels(reason=_reason)
 

@@ -137,7 +137,7 @@ class Agent:
         self._cost_set_at.pop(name, None)
         self._note_leaving()  # not before: it could be taken in once more
         if was or left:
-            metrics.DRAINS.labels(outcome="gone" if left else "in_order").inc()
+            metrics.DRAINS.labels(reason="gone" if left else "in_order").inc()
             log.info("rollouter is gone", extra={"pod": name, "taken_back_from": left})
 
     def _note_leaving(self) -> None:
@@ -247,7 +247,7 @@ class Agent:
         return True
 
     def _failed(self, error: ClusterError) -> None:
-        metrics.CLUSTER_FAILURES.labels(call=error.call).inc()
+        metrics.CLUSTER_FAILURES.labels(operation=error.call).inc()
         if error.call not in self._failing:
             log.warning("the Kubernetes API did not do it; the run goes on", extra={"error": str(error)})
         self._failing.add(error.call)
