@@ -1,6 +1,7 @@
-"""What is made from the chart and kept beside it; `python -m tests.helm.render` brings both up to date.
+"""What is made from the chart and kept beside it; `python -m tests.helm.render` brings all of it up to date.
 
 - `helm/headrace/values.schema.json`: its part for `config:` is the schema of the run's configuration.
+- `helm/headrace/fixed-keys.yaml`: what an upgrade may not change.
 - `k8s/*.yaml`: plain manifests, rendered from the presets named here.
 """
 
@@ -10,9 +11,11 @@ import json
 from typing import Any
 
 from headrace.config import RunConfig
+from headrace.runner.layout import FIXED_KEYS
 from tests.helm.tools import ROOT, run_helm
 
 CHART = ROOT / "helm" / "headrace"
+FIXED = CHART / "fixed-keys.yaml"
 SCHEMA = CHART / "values.schema.json"
 PLAIN = ROOT / "k8s"
 NAMESPACE = "headrace"
@@ -34,6 +37,9 @@ def schema() -> str:
                 "n"
             ]  # Helm reads the key n as YAML 1.1: false
     whole["properties"]["config"] = _bare(config)
+    data = whole["$defs"]["DataConfig"]["properties"]
+    for key in ("train_files", "val_files"):  # one entry may stand alone
+        data[key] = {"anyOf": [data[key], data[key]["items"]]}
     return json.dumps(whole, indent=1) + "\n"
 
 
@@ -49,6 +55,15 @@ def _bare(node: Any, names: bool = False) -> Any:
             continue
         out[key] = _bare(value, names=key == "properties" and not names)
     return out
+
+
+def fixed_keys() -> str:
+    """Keys that a run keeps, as the chart reads them."""
+    head = (
+        "# What a run that goes on keeps: the ledger and the checkpoints were made with it. An upgrade that\n"
+        "# changes one is refused. Written by `python -m tests.helm.render`.\n"
+    )
+    return head + "".join(f"- {key}\n" for key in ("name", *FIXED_KEYS))
 
 
 def manifest(name: str) -> str:
@@ -68,6 +83,7 @@ def manifest(name: str) -> str:
 
 def main() -> None:
     SCHEMA.write_text(schema())
+    FIXED.write_text(fixed_keys())
     for name in MANIFESTS:
         (PLAIN / f"{name}.yaml").write_text(manifest(name))
 

@@ -142,3 +142,16 @@ def test_the_default_image_is_the_charts_version() -> None:
     digests = {c["image"] for pod in pods(charts.rendered("ci/everything.yaml")) for c in pod.containers}
     assert any("@sha256:" in image for image in digests)
     assert all(i.startswith("registry.example.com/team/headrace/") for i in digests if "valkey" not in i)
+
+
+def test_data_may_be_mixed_or_stand_alone() -> None:
+    """As in the run's own file: one entry, or entries with weights; a demo's names become paths in both."""
+    demo = 'config={"model":{"path":"demo:spell_backward"},"trainer":{"device":"cpu"}}'
+    alone = charts.rendered(sets=(demo, 'config.data.train_files="demo:spell_backward/train"'))
+    assert pitfalls.run_config(alone)["data"]["train_files"] == ["/demo/current/train.jsonl"]
+    mixture = '[{"path":"demo:spell_backward/train","weight":2},"reasoning_gym:gsm_symbolic?size=10"]'
+    mixed = charts.rendered(sets=(demo, f"config.data.train_files={mixture}"))
+    assert pitfalls.run_config(mixed)["data"]["train_files"] == [
+        {"path": "/demo/current/train.jsonl", "weight": 2},
+        "reasoning_gym:gsm_symbolic?size=10",
+    ]

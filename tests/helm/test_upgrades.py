@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace.runner.layout import FIXED_KEYS
-from tests.helm import charts
+from tests.helm import charts, render
 from tests.helm.cluster import cluster
 from tests.helm.objects import Object, of_kind, read
 from tests.helm.tools import HelmFailed, run_helm
 
-FIXED = yaml.safe_load((charts.CHART / "fixed-keys.yaml").read_text())
+FIXED = yaml.safe_load(render.FIXED.read_text())
 
 
 def installed(sets: tuple[str, ...] = ()) -> list[Object]:
@@ -114,36 +113,30 @@ def test_a_change_rolls_the_right_pods(change: str, components: set[str]) -> Non
     )
 
 
-VALUES = {
-    "name": '"other"',
-    "seed": "7",
-    "model.path": '"/model/other"',
-    "model.dtype": '"float16"',
-    "data.train_files": '["/data/other"]',
-    "data.val_files": '["/data/val"]',
-    "data.max_prompt_length": "100",
-    "data.max_response_length": "100",
-    "data.shuffle": "false",
-    "rollout.n": "4",
-    "rollout.total_rollout_steps": "9999",
-    "actor.ppo_mini_batch_size": "96",
-    "critic.enable": "true",
-    "val.n": "3",
-}
-
-
 def test_what_the_run_was_begun_with_cannot_change(tmp_path: Path) -> None:
-    """All at once; each is told."""
-    changed: dict[str, object] = {}
-    for key, value in VALUES.items():
+    """Every one of these keys had another value: each is told."""
+    before = installed()
+    stored = get(before, "ConfigMap", "demo-config")["data"]
+    config = yaml.safe_load(stored["config.yaml"])
+    for key in FIXED:
         section, _, leaf = key.rpartition(".")
-        (changed.setdefault(section, {}) if section else changed)[leaf] = yaml.safe_load(value)  # type: ignore
+        (config.setdefault(section, {}) if section else config)[leaf] = f"the old {leaf}"
+    stored["config.yaml"] = json.dumps(config)  # Helm quotes the key n, PyYAML does not
     with pytest.raises(HelmFailed) as refused:
-        upgrade(installed(), tmp_path, f"config={json.dumps(changed)}")
-    for key, value in VALUES.items():
-        assert f"config.{key}: was " in str(refused.value)
-        assert f" and is {value} now" in str(refused.value)
+        upgrade(before, tmp_path)
+    for key in FIXED:
+        assert f'config.{key}: was "the old {key.rpartition(".")[2]}" when' in str(refused.value)
+    assert 'is "/model" now' in str(refused.value)
     assert "another release name" in str(refused.value)
+
+
+def test_a_new_value_is_told_with_the_old_one(tmp_path: Path) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        upgrade(installed(), tmp_path, "config.seed=7", 'config.data.train_files=["/data/other"]')
+    assert "config.seed: was null when the run was begun and is 7 now" in str(refused.value)
+    assert 'was ["/data/train.parquet"] when the run was begun and is ["/data/other"] now' in str(
+        refused.value
+    )
 
 
 def test_redis_cannot_change(tmp_path: Path) -> None:
@@ -154,9 +147,8 @@ def test_redis_cannot_change(tmp_path: Path) -> None:
     )
 
 
-def test_every_fixed_key_of_a_run_is_one_of_the_chart() -> None:
-    assert set(FIXED) == {*FIXED_KEYS, "name"}
-    assert {*VALUES, "redis.url"} == set(FIXED)
+def test_fixed_keys_are_those_of_a_local_run() -> None:
+    assert render.FIXED.read_text() == render.fixed_keys(), "run `python -m tests.helm.render`"
 
 
 def test_what_an_uninstall_leaves_is_what_the_notes_say() -> None:

@@ -35,8 +35,11 @@
 {{- /* Model and data */ -}}
 {{- $task := include "headrace.demoTask" . -}}
 {{- $demos := list -}}
-{{- range concat (list $c.model.path) ($c.data.train_files | default list) ($c.data.val_files | default list) -}}
-{{- if hasPrefix "demo:" . -}}{{- $demos = append $demos (trimPrefix "demo:" . | splitList "/" | first) -}}{{- end -}}
+{{- $train := include "headrace.dataEntries" $c.data.train_files | fromYamlArray -}}
+{{- $val := include "headrace.dataEntries" $c.data.val_files | fromYamlArray -}}
+{{- range concat (list $c.model.path) $train $val -}}
+{{- $path := . -}}{{- if kindIs "map" . -}}{{- $path = .path -}}{{- end -}}
+{{- if hasPrefix "demo:" $path -}}{{- $demos = append $demos (trimPrefix "demo:" $path | splitList "/" | first) -}}{{- end -}}
 {{- end -}}
 {{- $demos = uniq $demos -}}
 {{- if and $demos (not $task) -}}

@@ -18,9 +18,15 @@
 {{- end -}}
 {{- $_ := set $c.model "path" (include "headrace.demoPath" $c.model.path) -}}
 {{- range $key := list "train_files" "val_files" -}}
-{{- $files := list -}}
-{{- range (index $c.data $key) -}}{{- $files = append $files (include "headrace.demoPath" .) -}}{{- end -}}
-{{- if $files -}}{{- $_ := set $c.data $key $files -}}{{- end -}}
+{{- $entries := list -}}
+{{- range include "headrace.dataEntries" (index $c.data $key) | fromYamlArray -}}
+{{- if kindIs "map" . -}}
+{{- $entries = append $entries (merge (dict "path" (include "headrace.demoPath" .path)) .) -}}
+{{- else -}}
+{{- $entries = append $entries (include "headrace.demoPath" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if $entries -}}{{- $_ := set $c.data $key $entries -}}{{- end -}}
 {{- end -}}
 {{- range $section := list "ref" "critic" -}}
 {{- $at := index $c $section | default dict -}}
@@ -42,6 +48,11 @@
 {{- $_ := set $c "kubernetes" (mergeOverwrite $found ($c.kubernetes | default dict)) -}}
 {{- end -}}
 {{- toYaml $c -}}
+{{- end -}}
+
+{{/* Entries of data files as a list: one may stand alone. */}}
+{{- define "headrace.dataEntries" -}}
+{{- if kindIs "slice" . -}}{{- toYaml . -}}{{- else if . -}}{{- toYaml (list .) -}}{{- else -}}[]{{- end -}}
 {{- end -}}
 
 {{/* `demo:NAME[/train|/val]` as the path at which the init container puts it; any other path as it is. */}}
