@@ -70,3 +70,17 @@ def test_values_are_values(block: str, tmp_path: Path) -> None:
     assert yaml.safe_load(block)
     (tmp_path / "values.yaml").write_text(block)
     assert read(run_helm("template", "demo", str(charts.CHART), "--values", str(tmp_path / "values.yaml")))
+
+
+def test_the_page_lists_the_rights() -> None:
+    (role,) = [o for o in charts.rendered("ci/keda.yaml") if o["kind"] == "Role"]
+    expected = [
+        [rule["apiGroups"][0] or "core", rule["resources"][0], ", ".join(rule["verbs"])]
+        for rule in role["rules"]
+    ]
+    table = PAGE.split("| group | resource | verbs |")[1].split("\n\n")[0].strip().splitlines()[1:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    shown = [[group.strip("`"), re.findall(r"`(.+?)`", what)[0], verbs] for group, what, verbs in rows]
+    assert shown == expected
+    named = {rule["resources"][0] for rule in role["rules"] if rule.get("resourceNames")}
+    assert named == {"deployments", "deployments/scale"}
