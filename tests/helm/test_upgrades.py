@@ -95,6 +95,7 @@ def test_nothing_is_replaced_for_nothing(tmp_path: Path) -> None:
     ("change", "components"),
     [
         ('config.async_training={"staleness_threshold":0.75,"trigger_parameter_sync_step":4}', set()),
+        ('config.async_training={"staleness_threshold":0}', {"rollouter", "trainer", "queue", "coordinator"}),
         ("config.rollout.replicas=5", set()),
         ('config.actor.optim={"lr":1e-6}', {"trainer", "queue", "coordinator"}),
         ("config.trainer.save_interval_s=60", {"trainer", "queue", "coordinator"}),

@@ -81,10 +81,12 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- include "headrace.valkeyConf" .root | sha256sum -}}
 {{- else -}}
 {{- $c := include "headrace.config" .root | fromYaml -}}
-{{- with $c.async_training -}}
-{{- $_ := unset . "staleness_threshold" -}}
-{{- $_ := unset . "trigger_parameter_sync_step" -}}
+{{- $async := $c.async_training | default dict -}}
+{{- /* Unset, it follows from the threshold, and it does not change in a run that is on. */ -}}
+{{- if kindIs "invalid" $async.partial_rollout -}}
+{{- $_ := set $async "partial_rollout" (gt (float64 ($async.staleness_threshold | default 0)) 0.0) -}}
 {{- end -}}
+{{- $_ := set $c "async_training" (omit $async "staleness_threshold" "trigger_parameter_sync_step") -}}
 {{- with $c.rollout -}}{{- $_ := unset . "replicas" -}}{{- end -}}
 {{- if eq .component "rollouter" -}}
 {{- range list "actor" "critic" "ref" "trainer" -}}{{- $_ := unset $c . -}}{{- end -}}
