@@ -51,9 +51,14 @@ class LocalPods:
         for container in pod.spec["containers"]:
             self.running[container["name"]] = self._run(pod, container)
 
-    def variable(self, component: str, name: str) -> str:
-        container = self._pods[component].spec["containers"][0]
-        return self._environment(self._pods[component], container)[name]
+    def variables(self, component: str) -> dict[str, str]:
+        """The environment of its main container."""
+        pod = self._pods[component]
+        return self._environment(pod, pod.spec["containers"][0])
+
+    def options(self, component: str) -> list[str]:
+        """The arguments of its main container."""
+        return [self._local(word) for word in self._pods[component].spec["containers"][0]["args"]]
 
     def ended(self) -> dict[str, int]:
         """Exit codes of the containers that ended by themselves."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace import valkey_server
+from headrace import reachable, valkey_server
 from headrace.ledger.audit import audit
 from headrace.net import free_port
 from headrace.redis_connect import connect
@@ -57,16 +57,50 @@ def run(tmp_path: Path) -> Iterator[LocalPods]:
     made.close()
 
 
-def test_the_services_find_each_other(run: LocalPods) -> None:
-    """All but those that compute, and then what `helm test` starts."""
+def test_the_services_find_each_other(
+    run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but those that compute, then what `helm test` starts, and what it says when something is wrong."""
     for part in PARTS[:3]:
         run.start(part)
     run.start("test")
     assert run.running.pop("test").wait(90) == 0, run.log("test")
     assert run.log("test").count("ok  ") == 3
+    assert run.log("test").count("refuses who has no") == 2
     assert run.ended() == {}
+    assert_tells_what_is_wrong(run, monkeypatch, capsys)
     for name in ("queue", "coordinator", "rendezvous", "redis"):
         assert run.stop(name) == 0, run.log(name)[-4000:]
+    code, text = ask(run, monkeypatch, capsys)
+    assert code == 1
+    assert text.count("failed  ") == 3
+    assert "queue: no answer from" in text
+
+
+def assert_tells_what_is_wrong(
+    run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = ask(run, monkeypatch, capsys, HEADRACE_TOKEN="wrong")
+    assert (code, text.count("ok  ")) == (1, 2)
+    assert "failed  coordinator: " in text
+    assert "refuses our token: UNAUTHENTICATED" in text
+    code, text = ask(run, monkeypatch, capsys, HEADRACE_REDIS_PASSWORD="not-the-word")
+    assert (code, text.count("ok  ")) == (1, 2)
+    assert "failed  redis: no answer" in text
+    assert "not-the-word" not in text
+
+
+def ask(
+    run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **changes: str
+) -> tuple[object, str]:
+    """The test's pod in this process, with some variables changed: exit code and output."""
+    for name, value in (run.variables("test") | changes).items():
+        if name.startswith("HEADRACE_"):
+            monkeypatch.setenv(name, value)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        reachable.main([*run.options("test"), "--timeout-s", "0"])
+    return ended.value.code, capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -85,8 +119,9 @@ def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
     ]
     assert len(rows) == 6
     assert (tmp_path / "runs" / "demo" / "final" / "config.json").exists()
-    password = run.variable("trainer", "HEADRACE_REDIS_PASSWORD")
-    with connect(with_password(run.variable("trainer", "HEADRACE_REDIS_URL"), password)) as client:
+    told = run.variables("trainer")
+    password = told["HEADRACE_REDIS_PASSWORD"]
+    with connect(with_password(told["HEADRACE_REDIS_URL"], password)) as client:
         assert audit(client, "demo").balanced
     for name in ("trainer", "rollouter", "queue", "coordinator", "rendezvous"):
         assert run.stop(name) == 0, run.log(name)[-4000:]

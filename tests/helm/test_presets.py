@@ -20,7 +20,8 @@ from tests.helm.objects import name_of, of_kind, pods
 from tests.helm.pod_security import violations
 from tests.helm.tools import ROOT
 
-KUBERNETES = "1.37"
+VERSIONS = ("1.29", "1.37")
+"""The oldest that the chart admits, and the newest that there are schemas for."""
 CUSTOM = {
     "PodMonitor": "monitoring.coreos.com/v1",
     "PrometheusRule": "monitoring.coreos.com/v1",
@@ -39,7 +40,8 @@ def _schemas_are_read_once() -> Iterator[None]:
 @cache
 def assert_valid(text: str) -> None:
     """Many presets share most of their objects."""
-    utils.validate(json.loads(text), KUBERNETES, strict=True)
+    for version in VERSIONS:
+        utils.validate(json.loads(text), version, strict=True)
 
 
 @pytest.mark.parametrize("preset", charts.ALL)
