@@ -157,3 +157,15 @@ def test_data_may_be_mixed_or_stand_alone() -> None:
         {"path": "/demo/current/train.jsonl", "weight": 2},
         "reasoning_gym:gsm_symbolic?size=10",
     ]
+
+
+def test_rewards_of_another_kind_replace_the_example(tmp_path: Path) -> None:
+    sources = 'config.reward={"sources":{"answer":{"kind":"math_verify"}}}'
+    found = pitfalls.run_config(charts.rendered(sets=(sources,)))
+    assert "custom_reward_function" not in found
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(found))
+    assert config_load.load(tmp_path / "config.yaml").reward.sources["answer"].kind == "math_verify"
+    ours = charts.rendered(sets=(sources, 'config.custom_reward_function={"path":"mine"}'))
+    assert pitfalls.run_config(ours)["custom_reward_function"] == {"path": "mine"}, (
+        "both: the run refuses that"
+    )

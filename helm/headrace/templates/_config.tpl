@@ -32,6 +32,10 @@
 {{- $at := index $c $section | default dict -}}
 {{- if $at.path -}}{{- $_ := set $at "path" (include "headrace.demoPath" $at.path) -}}{{- end -}}
 {{- end -}}
+{{- /* The example of values.yaml gives way to rewards of another kind. */ -}}
+{{- if and ($c.reward | default dict).sources (eq (toJson $c.custom_reward_function) `{"path":"/etc/headrace/files/reward.py"}`) -}}
+{{- $_ := unset $c "custom_reward_function" -}}
+{{- end -}}
 {{- if .Values.kubernetes.enabled -}}
 {{- $base := include "headrace.base" . -}}
 {{- $found := dict
