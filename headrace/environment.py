@@ -6,6 +6,8 @@ import hmac
 import os
 from pathlib import Path
 
+from headrace.redis_url import with_password
+
 
 def _required(name: str, what: str) -> str:
     value = os.environ.get(name, "")
@@ -15,8 +17,15 @@ def _required(name: str, what: str) -> str:
 
 
 def redis_url() -> str:
-    """HEADRACE_REDIS_URL, password included."""
-    return _required("HEADRACE_REDIS_URL", "give the Redis URL, e.g. redis://:password@host:6379/0")
+    """HEADRACE_REDIS_URL, with the password of HEADRACE_REDIS_PASSWORD where that is set."""
+    url = _required("HEADRACE_REDIS_URL", "give the Redis URL, e.g. redis://:password@host:6379/0")
+    return with_redis_password(url)
+
+
+def with_redis_password(url: str) -> str:
+    """`url` with HEADRACE_REDIS_PASSWORD, whatever characters that has; one in `url` itself goes first."""
+    password = os.environ.get("HEADRACE_REDIS_PASSWORD", "")
+    return with_password(url, password) if password else url
 
 
 def coordinator() -> str:

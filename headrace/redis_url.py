@@ -7,7 +7,7 @@ redis-py accepts a password in the user part (`redis://user:secret@host`) and in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 MASK = "***"
 DEFAULT_PORT = 6379
@@ -78,3 +78,15 @@ def masked(url: str) -> str:
 def build(host: str, port: int, password: str, db: int = 0) -> str:
     """A `redis://` URL for a server that asks for a password."""
     return f"redis://:{quote(password, safe='')}@{host}:{port}/{db}"
+
+
+def with_password(url: str, password: str) -> str:
+    """`url` with this password, unless it has one."""
+    try:
+        if parse(url).password is not None:
+            return url
+    except ValueError:
+        return url  # whoever connects says what is wrong with it
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user if at else ''}:{quote(password, safe='')}@{host}"))

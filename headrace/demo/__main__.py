@@ -25,12 +25,18 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the warm-up (default: 0)")
     parser.add_argument("--cache-dir", type=Path, default=Path(".cache/demo"), help="folder of the files")
+    parser.add_argument(
+        "--link", type=Path, help="a link to the prepared folder, by a name that does not change with it"
+    )
     args = parser.parse_args(argv)
 
     task = TASKS[args.task]
     cached = is_cached(args.cache_dir, args.seed, task=task)
     started = time.monotonic()
     assets = prepare(args.cache_dir, args.seed, _show_progress, task=task)
+    if args.link is not None:
+        args.link.unlink(missing_ok=True)
+        args.link.symlink_to(assets.model_dir.parent)
     print(f"model: {assets.model_dir}")
     print(f"train: {assets.train_file}")
     print(f"val:   {assets.val_file}")

@@ -1,10 +1,10 @@
-"""The shared token, and its replacement without a pause."""
+"""The shared token, its replacement without a pause, and a password that comes by itself."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.environment import bearer, token_matches
+from headrace.environment import bearer, redis_url, token_matches
 
 
 def sent(secret: str) -> str | None:
@@ -31,3 +31,22 @@ def test_each_step_of_a_replacement_fits_the_one_before(server: str, client: str
 def test_a_token_that_is_gone_is_refused(server: str, client: str) -> None:
     assert not token_matches(sent(client), server)
     assert not token_matches("Bearer ", server)
+
+
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("redis://host:6379/3", "redis://:p%40s%2Fs%23@host:6379/3"),
+        ("rediss://host/0?ssl_cert_reqs=required", "rediss://:p%40s%2Fs%23@host/0?ssl_cert_reqs=required"),
+        ("redis://user@host:1", "redis://user:p%40s%2Fs%23@host:1"),
+        ("redis://:mine@host:1", "redis://:mine@host:1"),
+        ("redis://host?password=mine", "redis://host?password=mine"),
+        ("http://host", "http://host"),
+    ],
+)
+def test_the_password_may_come_by_itself(url: str, whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_REDIS_URL", url)
+    monkeypatch.setenv("HEADRACE_REDIS_PASSWORD", "p@s/s#")
+    assert redis_url() == whole
+    monkeypatch.delenv("HEADRACE_REDIS_PASSWORD")
+    assert redis_url() == url

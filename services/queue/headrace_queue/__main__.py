@@ -1,9 +1,10 @@
 """`headrace-queue --config FILE --host HOST --port PORT`: start the queue service.
 
-Environment: HEADRACE_REDIS_URL (otherwise redis.url of the configuration), HEADRACE_RUN_DIR (where
-`eval.jsonl` is written and checkpoints are looked for; optional), HEADRACE_TOKEN (for requests that change
-something). Exit codes: 0 after SIGTERM or SIGINT, 69 Redis does not answer, 70 the ledger went back,
-71 the port cannot be had, 78 configuration, data or server settings that cannot be used.
+Environment: HEADRACE_REDIS_URL (otherwise redis.url of the configuration), HEADRACE_REDIS_PASSWORD (where the
+URL has none), HEADRACE_RUN_DIR (where `eval.jsonl` is written and checkpoints are looked for; optional),
+HEADRACE_TOKEN (for requests that change something). Exit codes: 0 after SIGTERM or SIGINT, 69 Redis does
+not answer, 70 the ledger went back, 71 the port cannot be had, 78 configuration, data or server settings that
+cannot be used.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ async def serve(config: RunConfig, listener: socket.socket) -> None:
     url = os.environ.get("HEADRACE_REDIS_URL") or config.redis.url
     if not url:
         raise startup.config_problem("no Redis is named: set HEADRACE_REDIS_URL, or redis.url in the file")
-    client = await startup.connect(url, config.redis.connect_timeout_s)
+    client = await startup.connect(environment.with_redis_password(url), config.redis.connect_timeout_s)
     try:
         await startup.check_server(client, config)
         loops = await prepare(config, client)

@@ -1,0 +1,151 @@
+{{/* What cannot work, each with the change that mends it; all of it is reported at once. */}}
+{{- define "headrace.checks" -}}
+{{- $v := .Values -}}
+{{- $c := $v.config -}}
+{{- $problems := list -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) -}}
+{{- $problems = append $problems (printf "release name %s: names of Services begin with a letter and hold letters, digits and '-' only; choose another release name" .Release.Name) -}}
+{{- end -}}
+
+{{- /* The run */ -}}
+{{- if eq ($c.mode | default "") "colocated_sync" -}}
+{{- $problems = append $problems "config.mode: colocated_sync is for comparison on one machine's cores; leave it out, async_training.trigger_parameter_sync_step 1 with staleness_threshold 0 alternates too" -}}
+{{- end -}}
+{{- if ($c.redis | default dict).url -}}
+{{- $problems = append $problems "config.redis.url: give redis.external.url and redis.external.existingSecret instead, so that no password lies in a ConfigMap" -}}
+{{- end -}}
+{{- if ($c.trace | default dict).enable -}}
+{{- $problems = append $problems "config.trace.enable: a trace is gathered in one machine's run directory; leave it out" -}}
+{{- end -}}
+{{- range $section := list "trainer" "rollout" -}}
+{{- if (index $c $section | default dict).cpus -}}
+{{- $problems = append $problems (printf "config.%s.cpus binds to cores of one machine; leave it out and set %s.resources" $section (ternary "trainer" "rollouter" (eq $section "trainer"))) -}}
+{{- end -}}
+{{- end -}}
+{{- $tp := include "headrace.tensorParallel" . | int -}}
+{{- $nodes := include "headrace.trainerNodes" . | int -}}
+{{- if include "headrace.onGpus" . -}}
+{{- range $key, $gpus := dict "trainer.n_gpus_per_node" (include "headrace.ranksPerNode" . | int) "rollout.engine.tensor_parallel_size" $tp -}}
+{{- if gt $gpus (int $v.gpusPerNode) -}}
+{{- $problems = append $problems (printf "config.%s: %d GPUs do not fit into one node of gpusPerNode %d; lower it, or correct gpusPerNode" $key $gpus (int $v.gpusPerNode)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Model and data */ -}}
+{{- $task := include "headrace.demoTask" . -}}
+{{- $demos := list -}}
+{{- $train := include "headrace.dataEntries" $c.data.train_files | fromYamlArray -}}
+{{- $val := include "headrace.dataEntries" $c.data.val_files | fromYamlArray -}}
+{{- range concat (list $c.model.path) $train $val -}}
+{{- $path := . -}}{{- if kindIs "map" . -}}{{- $path = .path -}}{{- end -}}
+{{- if hasPrefix "demo:" $path -}}{{- $demos = append $demos (trimPrefix "demo:" $path | splitList "/" | first) -}}{{- end -}}
+{{- end -}}
+{{- $demos = uniq $demos -}}
+{{- if and $demos (not $task) -}}
+{{- $problems = append $problems "config.data: files of a demo go with the demo's model; set config.model.path to demo:<the same name>, or name files" -}}
+{{- end -}}
+{{- if gt (len $demos) 1 -}}
+{{- $problems = append $problems (printf "config: names several demos (%s); take all of one" (join ", " $demos)) -}}
+{{- end -}}
+{{- if and $task (include "headrace.onGpus" .) -}}
+{{- $problems = append $problems "config.trainer.device: the demo is made for CPUs; set it to cpu" -}}
+{{- end -}}
+{{- if not $task -}}
+{{- if and (ne $v.model.source "image") (ne $c.model.path $v.model.mountPath) (not (hasPrefix (printf "%s/" (trimSuffix "/" $v.model.mountPath)) $c.model.path)) -}}
+{{- $problems = append $problems (printf "config.model.path: %s is not below model.mountPath %s, where model.source %s puts the model; set one to the other" $c.model.path $v.model.mountPath $v.model.source) -}}
+{{- end -}}
+{{- if and (eq $v.model.source "pvc") (not $v.model.pvc.claimName) -}}
+{{- $problems = append $problems "model.pvc.claimName: name the volume claim that holds the model" -}}
+{{- end -}}
+{{- if and (eq $v.model.source "hf") (not $v.model.hf.repo) -}}
+{{- $problems = append $problems "model.hf.repo: name the repository, e.g. Qwen/Qwen3-8B" -}}
+{{- end -}}
+{{- if and (eq $v.model.source "hf") (ne $c.model.path $v.model.mountPath) -}}
+{{- $problems = append $problems "config.model.path: with model.source hf it is model.mountPath" -}}
+{{- end -}}
+{{- if and (eq $v.model.source "hostPath") (not $v.model.hostPath.path) -}}
+{{- $problems = append $problems "model.hostPath.path: name the folder of the nodes that holds the model" -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $_ := $v.files -}}
+{{- if not (regexMatch "^[-._a-zA-Z0-9]+$" $name) -}}
+{{- $problems = append $problems (printf "files: %s is no file name; use letters, digits, '-', '_' and '.'" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $reward := ($c.custom_reward_function | default dict).path | default "" -}}
+{{- if and (hasPrefix "/etc/headrace/files/" $reward) (not (hasKey $v.files (trimPrefix "/etc/headrace/files/" $reward))) -}}
+{{- $problems = append $problems (printf "config.custom_reward_function.path: files has no %s; add it" (trimPrefix "/etc/headrace/files/" $reward)) -}}
+{{- end -}}
+{{- if and (gt $nodes 1) (not $v.checkpoints.existingClaim) (not (has "ReadWriteMany" $v.checkpoints.accessModes)) -}}
+{{- $problems = append $problems (printf "checkpoints.accessModes: the ranks of %d nodes write to one volume; use [ReadWriteMany] with a storage class that offers it, or checkpoints.existingClaim" $nodes) -}}
+{{- end -}}
+
+{{- /* Pods */ -}}
+{{- if and $v.autoscaling.enabled (not (kindIs "invalid" $v.rollouter.replicas)) -}}
+{{- $problems = append $problems "rollouter.replicas: the autoscaler sets it; leave it out (null), or autoscaling.enabled" -}}
+{{- end -}}
+{{- if and $v.autoscaling.enabled (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
+{{- $problems = append $problems "autoscaling.minReplicas is above autoscaling.maxReplicas" -}}
+{{- end -}}
+{{- if and $v.autoscaling.enabled (not $v.autoscaling.query) (not $v.kubernetes.enabled) -}}
+{{- $problems = append $problems "autoscaling: the recommendation comes from the cluster-aware coordinator; set kubernetes.enabled, or a query of your own" -}}
+{{- end -}}
+{{- if and $v.autoscaling.enabled $v.kubernetes.scaleToZeroOnCompletion -}}
+{{- $problems = append $problems "kubernetes.scaleToZeroOnCompletion: the autoscaler would bring the rollouters back; leave one of the two out" -}}
+{{- end -}}
+{{- $stop := include "headrace.stopSeconds" . | int -}}
+{{- range $component := list "rollouter" "trainer" -}}
+{{- $grace := index $v $component "terminationGracePeriodSeconds" -}}
+{{- if and $grace (le (int $grace) $stop) -}}
+{{- $problems = append $problems (printf "%s.terminationGracePeriodSeconds: %d would kill it before its %d s to stop in order (config.services.stop_timeout_s) are over; set more than %d" $component (int $grace) $stop $stop) -}}
+{{- end -}}
+{{- end -}}
+{{- range $component := list "rollouter" "trainer" "queue" "coordinator" "redis" -}}
+{{- $extra := index $v $component "extraEnv" -}}
+{{- range $name, $value := $extra -}}
+{{- if and (not (kindIs "map" $value)) (regexMatch "(TOKEN|PASSWORD|SECRET|API_KEY)$" $name) -}}
+{{- $problems = append $problems (printf "%s.extraEnv.%s: a secret does not belong into values; write {valueFrom: {secretKeyRef: {name: ..., key: ...}}}" $component $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $pdb := index $v $component "pdb" -}}
+{{- if and (hasKey $pdb "minAvailable") (hasKey $pdb "maxUnavailable") (not (kindIs "invalid" $pdb.minAvailable)) (not (kindIs "invalid" $pdb.maxUnavailable)) -}}
+{{- $problems = append $problems (printf "%s.pdb: give minAvailable or maxUnavailable, not both (set the other to null)" $component) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.rdma.enabled (not (include "headrace.onGpus" .)) -}}
+{{- $problems = append $problems "rdma.enabled: there is nothing to speed up on CPUs; leave it out, or set config.trainer.device to cuda" -}}
+{{- end -}}
+
+{{- /* Credentials */ -}}
+{{- if and $v.tls.enabled (not $v.tls.existingSecret) -}}
+{{- $problems = append $problems "tls.existingSecret: name the Secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- with $v.redis.external.url -}}
+{{- if not (regexMatch "^rediss?://" .) -}}
+{{- $problems = append $problems "redis.external.url: write redis://host:6379/0, or rediss:// for TLS" -}}
+{{- else if regexMatch "^rediss?://[^/]*:[^/]*@|[?&](ssl_)?password=" . -}}
+{{- $problems = append $problems "redis.external.url: leave the password out and name the Secret that holds it in redis.external.existingSecret" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* An upgrade of a run that goes on */ -}}
+{{- $stored := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-config" (include "headrace.base" .)) -}}
+{{- if $stored -}}
+{{- $was := index $stored.data "config.yaml" | fromYaml -}}
+{{- $is := include "headrace.config" . | fromYaml -}}
+{{- range $key := .Files.Get "fixed-keys.yaml" | fromYamlArray -}}
+{{- $before := $was -}}{{- $now := $is -}}
+{{- range splitList "." $key -}}
+{{- $before = index ($before | default dict) . -}}{{- $now = index ($now | default dict) . -}}
+{{- end -}}
+{{- if ne (toJson $before) (toJson $now) -}}
+{{- $problems = append $problems (printf "config.%s: was %s when the run was begun and is %s now, which its samples and checkpoints do not fit; set it back, or install a run of its own under another release name" $key (toJson $before) (toJson $now)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- if $problems -}}
+{{- fail (printf "\n\nheadrace: these values cannot work:\n  - %s\n" (join "\n  - " $problems)) -}}
+{{- end -}}
+{{- end -}}

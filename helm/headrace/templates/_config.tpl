@@ -1,0 +1,175 @@
+{{/* The run's configuration as the pods get it, and what follows from it. */}}
+
+{{/* `config` with what the chart fills in, as YAML. */}}
+{{- define "headrace.config" -}}
+{{- $c := deepCopy .Values.config -}}
+{{- /* Helm reads the key `n` as YAML 1.1 does: as "false". */ -}}
+{{- range $section := list "rollout" "val" -}}
+{{- $at := index $c $section | default dict -}}
+{{- if hasKey $at "false" -}}
+{{- if not (hasKey $at "n") -}}{{- $_ := set $at "n" (index $at "false") -}}{{- end -}}
+{{- $_ := unset $at "false" -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $c "name" ($c.name | default .Release.Name) -}}
+{{- $_ := set $c "services" (merge (dict "host" "0.0.0.0") ($c.services | default dict)) -}}
+{{- with .Values.redis.external.url -}}
+{{- $_ := set $c "redis" (merge (dict "url" .) ($c.redis | default dict)) -}}
+{{- end -}}
+{{- $_ := set $c.model "path" (include "headrace.demoPath" $c.model.path) -}}
+{{- range $key := list "train_files" "val_files" -}}
+{{- $entries := list -}}
+{{- range include "headrace.dataEntries" (index $c.data $key) | fromYamlArray -}}
+{{- if kindIs "map" . -}}
+{{- $entries = append $entries (merge (dict "path" (include "headrace.demoPath" .path)) .) -}}
+{{- else -}}
+{{- $entries = append $entries (include "headrace.demoPath" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if $entries -}}{{- $_ := set $c.data $key $entries -}}{{- end -}}
+{{- end -}}
+{{- range $section := list "ref" "critic" -}}
+{{- $at := index $c $section | default dict -}}
+{{- if $at.path -}}{{- $_ := set $at "path" (include "headrace.demoPath" $at.path) -}}{{- end -}}
+{{- end -}}
+{{- /* The example of values.yaml gives way to rewards of another kind. */ -}}
+{{- if and ($c.reward | default dict).sources (eq (toJson $c.custom_reward_function) `{"path":"/etc/headrace/files/reward.py"}`) -}}
+{{- $_ := unset $c "custom_reward_function" -}}
+{{- end -}}
+{{- if .Values.kubernetes.enabled -}}
+{{- $base := include "headrace.base" . -}}
+{{- $found := dict
+  "enable" true
+  "namespace" .Release.Namespace
+  "rollouter_deployment" (printf "%s-rollouter" $base)
+  "trainer_deployment" (printf "%s-trainer" $base)
+  "scale_to_zero_on_completion" .Values.kubernetes.scaleToZeroOnCompletion -}}
+{{- with .Values.autoscaling -}}
+{{- if .enabled -}}
+{{- $_ := set $found "recommendation" (dict "min_rollouters" (int .minReplicas) "max_rollouters" (int .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $c "kubernetes" (mergeOverwrite $found ($c.kubernetes | default dict)) -}}
+{{- end -}}
+{{- toYaml $c -}}
+{{- end -}}
+
+{{/* Entries of data files as a list: one may stand alone. */}}
+{{- define "headrace.dataEntries" -}}
+{{- if kindIs "slice" . -}}{{- toYaml . -}}{{- else if . -}}{{- toYaml (list .) -}}{{- else -}}[]{{- end -}}
+{{- end -}}
+
+{{/* `demo:NAME[/train|/val]` as the path at which the init container puts it; any other path as it is. */}}
+{{- define "headrace.demoPath" -}}
+{{- if not (hasPrefix "demo:" .) -}}{{- . -}}
+{{- else if hasSuffix "/train" . -}}/demo/current/train.jsonl
+{{- else if hasSuffix "/val" . -}}/demo/current/val.jsonl
+{{- else -}}/demo/current/model
+{{- end -}}
+{{- end -}}
+
+{{/* The demo's task, or nothing. */}}
+{{- define "headrace.demoTask" -}}
+{{- if hasPrefix "demo:" .Values.config.model.path -}}
+{{- trimPrefix "demo:" .Values.config.model.path -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Hash of what a pod reads once, at its start: a change of it rolls the pod. What changes in a run that goes on
+(the gate, the number of rollouters) stays out. Rollouters are dear to start, so what only the trainer reads stays out
+of theirs, too. Takes (dict "root" $ "component" "queue").
+*/}}
+{{- define "headrace.configHash" -}}
+{{- if eq .component "redis" -}}
+{{- include "headrace.valkeyConf" .root | sha256sum -}}
+{{- else -}}
+{{- $c := include "headrace.config" .root | fromYaml -}}
+{{- $async := $c.async_training | default dict -}}
+{{- /* Unset, it follows from the threshold, and it does not change in a run that is on. */ -}}
+{{- if kindIs "invalid" $async.partial_rollout -}}
+{{- $_ := set $async "partial_rollout" (gt (float64 ($async.staleness_threshold | default 0)) 0.0) -}}
+{{- end -}}
+{{- $_ := set $c "async_training" (omit $async "staleness_threshold" "trigger_parameter_sync_step") -}}
+{{- with $c.rollout -}}{{- $_ := unset . "replicas" -}}{{- end -}}
+{{- if eq .component "rollouter" -}}
+{{- range list "actor" "critic" "ref" "trainer" -}}{{- $_ := unset $c . -}}{{- end -}}
+{{- end -}}
+{{- if ne .component "coordinator" -}}{{- $_ := unset $c "kubernetes" -}}{{- end -}}
+{{- printf "%s%s" (toJson $c) (toJson .root.Values.files) | sha256sum -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "true" where the trainer computes on GPUs. */}}
+{{- define "headrace.onGpus" -}}
+{{- if eq ((.Values.config.trainer | default dict).device | default "cpu") "cuda" -}}true{{- end -}}
+{{- end -}}
+
+{{- define "headrace.trainerNodes" -}}{{- (.Values.config.trainer | default dict).nnodes | default 1 | int -}}{{- end -}}
+{{- define "headrace.ranksPerNode" -}}{{- (.Values.config.trainer | default dict).n_gpus_per_node | default 2 | int -}}{{- end -}}
+{{- define "headrace.tensorParallel" -}}
+{{- ((.Values.config.rollout | default dict).engine | default dict).tensor_parallel_size | default 1 | int -}}
+{{- end -}}
+{{- define "headrace.stopSeconds" -}}
+{{- (.Values.config.services | default dict).stop_timeout_s | default 60 | ceil | int -}}
+{{- end -}}
+{{- define "headrace.startSeconds" -}}
+{{- (.Values.config.services | default dict).start_timeout_s | default 300 | ceil | int -}}
+{{- end -}}
+{{- define "headrace.rollouterGrace" -}}
+{{- .Values.rollouter.terminationGracePeriodSeconds | default (add (include "headrace.stopSeconds" .) 30) -}}
+{{- end -}}
+{{- define "headrace.trainerGrace" -}}
+{{- .Values.trainer.terminationGracePeriodSeconds | default (add (include "headrace.stopSeconds" .) 60) -}}
+{{- end -}}
+
+{{/* What `spec.replicas` of the rollouters shall say; nothing when it is KEDA's. */}}
+{{- define "headrace.rollouterReplicas" -}}
+{{- $v := .Values -}}
+{{- if not $v.autoscaling.enabled -}}
+{{- if not (kindIs "invalid" $v.rollouter.replicas) -}}
+{{- int $v.rollouter.replicas -}}
+{{- else -}}
+{{- /* What kubectl scale has made of it stays: an upgrade repeats it. */ -}}
+{{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (printf "%s-rollouter" (include "headrace.base" .)) -}}
+{{- if $live -}}
+{{- int $live.spec.replicas -}}
+{{- else -}}
+{{- $start := ($v.config.rollout | default dict).replicas -}}
+{{- if kindIs "invalid" $start -}}2{{- else -}}{{- int $start -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "true" where the queue service sees the run's directory. */}}
+{{- define "headrace.queueSeesRun" -}}
+{{- $c := .Values.checkpoints -}}
+{{- if kindIs "invalid" $c.shareWithQueue -}}
+{{- if has "ReadWriteMany" $c.accessModes -}}true{{- end -}}
+{{- else if $c.shareWithQueue -}}true{{- end -}}
+{{- end -}}
+
+{{/* Everything that is acknowledged is on disk, and nothing is ever evicted: the ledger may not lose a sample. */}}
+{{- define "headrace.valkeyConf" -}}
+{{- $port := include "headrace.port" (list . "redis" "redis") -}}
+{{- if .Values.tls.enabled -}}
+port 0
+tls-port {{ $port }}
+tls-cert-file /etc/headrace/tls/tls.crt
+tls-key-file /etc/headrace/tls/tls.key
+tls-ca-cert-file /etc/headrace/tls/ca.crt
+tls-auth-clients yes
+{{- else -}}
+port {{ $port }}
+{{- end }}
+dir /data
+appendonly yes
+appendfsync always
+aof-load-truncated yes
+save ""
+maxmemory {{ (.Values.config.redis | default dict).max_memory_bytes | default .Values.redis.maxmemory | toString }}
+maxmemory-policy noeviction
+daemonize no
+logfile ""
+{{- end -}}

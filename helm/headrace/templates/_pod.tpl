@@ -1,0 +1,260 @@
+{{/* What the pods have in common. Most take (dict "root" $ "component" "queue"). */}}
+
+{{/* The keys of a pod's spec that values set as they are. */}}
+{{- define "headrace.scheduling" -}}
+{{- $c := index .root.Values .component -}}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $c.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $c.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.podMetadata" -}}
+{{- $c := index .root.Values .component -}}
+labels: {{- merge (include "headrace.selector" . | fromYaml) $c.podLabels | toYaml | nindent 2 }}
+annotations: {{- merge (dict
+  "kubectl.kubernetes.io/default-container" .component
+  "headrace/config-hash" (include "headrace.configHash" .)) $c.podAnnotations | toYaml | nindent 2 }}
+{{- end -}}
+
+{{/* Of every container. `lock` adds what RDMA needs. */}}
+{{- define "headrace.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  {{- if .lock }}
+  add: [IPC_LOCK]
+  {{- end }}
+{{- end -}}
+
+{{/* Environment of a component's main container: what all have, "more" of its own, and what its values add or change. */}}
+{{- define "headrace.env" -}}
+{{- $root := .root -}}
+{{- $v := $root.Values -}}
+{{- $base := include "headrace.base" $root -}}
+{{- $scheme := ternary "rediss" "redis" $v.tls.enabled -}}
+{{- $url := $v.redis.external.url | default (printf "%s://%s-redis:%s/0" $scheme $base (include "headrace.port" (list $root "redis" "redis"))) -}}
+{{- $secret := dict "name" (include "headrace.authSecret" $root) "key" "redis-password" -}}
+{{- if $v.redis.external.url -}}
+{{- $secret = dict "name" $v.redis.external.existingSecret "key" $v.redis.external.passwordKey -}}
+{{- end -}}
+{{- $env := dict
+  "HEADRACE_REDIS_URL" $url
+  "HEADRACE_REDIS_PASSWORD" (dict "valueFrom" (dict "secretKeyRef" $secret))
+  "HEADRACE_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" (include "headrace.authSecret" $root) "key" "token")))
+  "PYTHONUNBUFFERED" "1"
+  "TOKENIZERS_PARALLELISM" "false"
+  "OMP_NUM_THREADS" "1"
+  "HOME" "/scratch"
+  "USER" "headrace"
+  "XDG_CACHE_HOME" "/scratch/.cache"
+  "HF_HOME" "/scratch/huggingface" -}}
+{{- if and $v.redis.external.url (not $v.redis.external.existingSecret) -}}
+{{- $_ := unset $env "HEADRACE_REDIS_PASSWORD" -}}
+{{- end -}}
+{{- if $v.tls.enabled -}}
+{{- range $name, $file := dict "CERT" "tls.crt" "KEY" "tls.key" "CA" "ca.crt" -}}
+{{- $_ := set $env (printf "HEADRACE_TLS_%s" $name) (printf "/etc/headrace/tls/%s" $file) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $value := .more -}}{{- $_ := set $env $name $value -}}{{- end -}}
+{{- range $name, $value := (index $v .component).extraEnv -}}{{- $_ := set $env $name $value -}}{{- end -}}
+{{- include "headrace.envList" $env -}}
+{{- end -}}
+
+{{/* A map of names to values, or to maps with valueFrom, as Kubernetes' list, sorted by name. */}}
+{{- define "headrace.envList" -}}
+{{- range $name, $value := . }}
+- name: {{ $name }}
+  {{- if kindIs "map" $value }}
+  {{- toYaml $value | nindent 2 }}
+  {{- else }}
+  value: {{ toString $value | quote }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A variable that comes from the pod's own fields. */}}
+{{- define "headrace.fieldRef" -}}
+{{- dict "valueFrom" (dict "fieldRef" (dict "fieldPath" .)) | toJson -}}
+{{- end -}}
+
+{{/* Volumes of a component: scratch and configuration, and whatever `with` names of: files, model, data, runs, shm. */}}
+{{- define "headrace.volumes" -}}
+{{- $root := .root -}}
+{{- $v := $root.Values -}}
+{{- $c := index $v .component -}}
+{{- $base := include "headrace.base" $root -}}
+{{- $demo := include "headrace.demoTask" $root -}}
+- name: scratch
+  emptyDir: {sizeLimit: {{ $c.scratchSize }}}
+- name: tmp
+  emptyDir: {sizeLimit: {{ $c.scratchSize }}}
+- name: config
+  configMap: {name: {{ $base }}-config}
+{{- if and (has "files" .with) $v.files }}
+- name: files
+  configMap: {name: {{ $base }}-files}
+{{- end }}
+{{- if has "shm" .with }}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ $c.shmSize }}}
+{{- end }}
+{{- if has "model" .with }}
+{{- if $demo }}
+- name: demo
+  emptyDir: {sizeLimit: 1Gi}
+{{- else if eq $v.model.source "pvc" }}
+- name: model
+  persistentVolumeClaim: {claimName: {{ $v.model.pvc.claimName }}, readOnly: true}
+{{- else if eq $v.model.source "hostPath" }}
+- name: model
+  hostPath: {path: {{ $v.model.hostPath.path }}, type: Directory}
+{{- else if eq $v.model.source "hf" }}
+- name: model
+  emptyDir: {sizeLimit: {{ $v.model.hf.sizeLimit }}}
+{{- end }}
+{{- end }}
+{{- if and (has "data" .with) $v.data.claimName (not $demo) }}
+- name: data
+  persistentVolumeClaim: {claimName: {{ $v.data.claimName }}, readOnly: true}
+{{- end }}
+{{- if has "runs" .with }}
+- name: runs
+  persistentVolumeClaim: {claimName: {{ include "headrace.checkpointsClaim" $root }}}
+{{- end }}
+{{- if $v.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ $v.tls.existingSecret }}
+    defaultMode: 0440
+{{- end }}
+{{- with $c.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Where a component's main container has them. */}}
+{{- define "headrace.mounts" -}}
+{{- $v := .root.Values -}}
+{{- $c := index $v .component -}}
+{{- $demo := include "headrace.demoTask" .root -}}
+- {name: scratch, mountPath: /scratch}
+- {name: tmp, mountPath: /tmp}
+- {name: config, mountPath: /etc/headrace/config, readOnly: true}
+{{- if and (has "files" .with) $v.files }}
+- {name: files, mountPath: /etc/headrace/files, readOnly: true}
+{{- end }}
+{{- if has "shm" .with }}
+- {name: shm, mountPath: /dev/shm}
+{{- end }}
+{{- if has "model" .with }}
+{{- if $demo }}
+- {name: demo, mountPath: /demo, readOnly: true}
+{{- else if ne $v.model.source "image" }}
+- name: model
+  mountPath: {{ $v.model.mountPath }}
+  readOnly: true
+  {{- if and (eq $v.model.source "pvc") $v.model.pvc.subPath }}
+  subPath: {{ $v.model.pvc.subPath }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- if and (has "data" .with) $v.data.claimName (not $demo) }}
+- {name: data, mountPath: {{ $v.data.mountPath }}, readOnly: true}
+{{- end }}
+{{- if has "runs" .with }}
+- {name: runs, mountPath: /runs}
+{{- end }}
+{{- if $v.tls.enabled }}
+- {name: tls, mountPath: /etc/headrace/tls, readOnly: true}
+{{- end }}
+{{- with $c.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Init container that makes the model, where it has to be made: the demo, or a download. The demo's words are in the
+rollouter's image alone. */}}
+{{- define "headrace.modelInit" -}}
+{{- $v := .root.Values -}}
+{{- $demo := include "headrace.demoTask" .root -}}
+{{- if or $demo (eq $v.model.source "hf") -}}
+- name: model
+  image: {{ include "headrace.ourImage" (dict "root" .root "component" (ternary "rollouter" .component (ne $demo ""))) }}
+  imagePullPolicy: {{ $v.image.pullPolicy }}
+  {{- if $demo }}
+  command:
+    - python3
+    - -m
+    - headrace.demo
+    - --task={{ $demo }}
+    - --seed={{ $v.config.seed | default 0 | int }}
+    - --cache-dir=/demo
+    - --link=/demo/current
+  {{- else }}
+  command:
+    - python3
+    - -c
+    - |
+      import sys
+      from huggingface_hub import snapshot_download
+      snapshot_download(sys.argv[1], revision=sys.argv[2], local_dir=sys.argv[3])
+    - {{ $v.model.hf.repo }}
+    - {{ $v.model.hf.revision }}
+    - {{ $v.model.mountPath }}
+  {{- end }}
+  env: {{- include "headrace.envList" (merge
+    (dict "HOME" "/scratch" "XDG_CACHE_HOME" "/scratch/.cache" "HF_HOME" "/scratch/huggingface" "OMP_NUM_THREADS" "1" "USER" "headrace")
+    (ternary dict (dict "HF_HUB_OFFLINE" "0") (ne $demo ""))
+    (ternary (dict "HF_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" $v.model.hf.existingSecret "key" $v.model.hf.tokenKey)))) dict
+      (and (not $demo) (ne $v.model.hf.existingSecret "")))) | trim | nindent 4 }}
+  resources:
+    requests: {cpu: "1", memory: 2Gi}
+    limits: {memory: 4Gi}
+  securityContext: {{- include "headrace.containerSecurity" (dict) | nindent 4 }}
+  volumeMounts:
+    - {name: scratch, mountPath: /scratch}
+    - {name: tmp, mountPath: /tmp}
+    {{- if $demo }}
+    - {name: demo, mountPath: /demo}
+    {{- else }}
+    - {name: model, mountPath: {{ $v.model.mountPath }}}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Resources of a component, with so many GPUs. Takes (dict "root" $ "component" c "gpus" n). */}}
+{{- define "headrace.resources" -}}
+{{- $v := .root.Values -}}
+{{- $r := deepCopy (index $v .component "resources") -}}
+{{- if include "headrace.onGpus" .root -}}
+{{- $devices := dict $v.gpuResource (int .gpus) -}}
+{{- if $v.rdma.enabled -}}{{- $devices = merge $devices $v.rdma.resources -}}{{- end -}}
+{{- range $name, $count := $devices -}}
+{{- $_ := set $r "limits" (merge (dict $name (int $count)) ($r.limits | default dict)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $r -}}
+{{- end -}}

@@ -1,0 +1,118 @@
+"""Pods as processes of this machine: containers' commands, variables and files as a manifest gives them.
+
+What a kubelet would do, and no more: init containers first, `$(NAME)` and `valueFrom` filled in, volumes as
+folders. Paths of volumes become folders below one of the test's, names of Services the loopback address.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.helm.objects import Object, Pod, of_kind, pods
+
+_END_S = 60.0
+
+
+class LocalPods:
+    def __init__(self, objects: Sequence[Object], folder: Path, volumes: dict[str, Path]) -> None:
+        """`volumes`: folders for absolute paths; those of a pod's own (scratch, tmp) are made here."""
+        self.folder = folder
+        self._pods = {pod.component: pod for pod in pods(objects)}
+        self._services = sorted((o["metadata"]["name"] for o in of_kind(objects, "Service")), reverse=True)
+        self._secrets = {
+            o["metadata"]["name"]: {k: base64.b64decode(v).decode() for k, v in o["data"].items()}
+            for o in of_kind(objects, "Secret")
+        }
+        self._volumes = dict(volumes)
+        for name, path in (("config", "/etc/headrace/config"), ("redis", "/etc/valkey")):
+            (found,) = [
+                o for o in of_kind(objects, "ConfigMap") if o["metadata"]["name"].endswith(f"-{name}")
+            ]
+            self._volumes[path] = folder / name
+            self._volumes[path].mkdir()
+            for file, text in found["data"].items():
+                (self._volumes[path] / file).write_text(self._local(text))
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, component: str) -> None:
+        """Its init containers to their end, then all its containers; returns at once after that."""
+        pod = self._pods[component]
+        for container in pod.spec.get("initContainers", []):
+            process = self._run(pod, container)
+            assert process.wait(300) == 0, self.log(container["name"])
+        for container in pod.spec["containers"]:
+            self.running[container["name"]] = self._run(pod, container)
+
+    def variables(self, component: str) -> dict[str, str]:
+        """The environment of its main container."""
+        pod = self._pods[component]
+        return self._environment(pod, pod.spec["containers"][0])
+
+    def options(self, component: str) -> list[str]:
+        """The arguments of its main container."""
+        return [self._local(word) for word in self._pods[component].spec["containers"][0]["args"]]
+
+    def ended(self) -> dict[str, int]:
+        """Exit codes of the containers that ended by themselves."""
+        codes = {name: process.poll() for name, process in self.running.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def stop(self, name: str) -> int:
+        """SIGTERM, as a kubelet sends it; the exit code."""
+        process = self.running[name]
+        process.send_signal(signal.SIGTERM)
+        return process.wait(_END_S)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def close(self) -> None:
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait(10)
+
+    def _run(self, pod: Pod, container: dict[str, Any]) -> subprocess.Popen[bytes]:
+        environment = self._environment(pod, container)
+        words = [*container["command"], *container.get("args", [])]
+        words = [re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word) for word in words]
+        words = [self._local(word) for word in words]
+        for name in ("scratch", "tmp"):
+            (self.folder / name).mkdir(exist_ok=True)
+        if words[0] == "python3":
+            words[0] = sys.executable
+        with (self.folder / f"{container['name']}.log").open("ab") as log:
+            return subprocess.Popen(words, env=environment, cwd=self.folder, stdout=log, stderr=log)
+
+    def _environment(self, pod: Pod, container: dict[str, Any]) -> dict[str, str]:
+        fields = {"metadata.name": f"{pod.component}-0", "status.podIP": "127.0.0.1"}
+        out = {"PATH": f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        out |= {k: v for k, v in os.environ.items() if k in ("PYTHONPATH", "LD_LIBRARY_PATH")}
+        for variable in container.get("env", []):
+            source = variable.get("valueFrom", {})
+            if "fieldRef" in source:
+                value = fields[source["fieldRef"]["fieldPath"]]
+            elif "secretKeyRef" in source:
+                value = self._secrets[source["secretKeyRef"]["name"]][source["secretKeyRef"]["key"]]
+            else:
+                value = self._local(variable["value"])
+            out[variable["name"]] = value
+        return out
+
+    def _local(self, text: str) -> str:
+        """Paths of volumes and names of Services, as they are here."""
+        places = {**self._volumes, "/scratch": self.folder / "scratch", "/tmp": self.folder / "tmp"}
+        longest_first = "|".join(re.escape(path) for path in sorted(places, key=len, reverse=True))
+        # In one pass: what a path has become may begin like another one.
+        text = re.sub(rf"(?<![\w/.-])({longest_first})(?![\w-])", lambda found: str(places[found[1]]), text)
+        for service in self._services:
+            text = re.sub(rf"(?<![\w-]){re.escape(service)}(?=[:/])", "127.0.0.1", text)
+        return text

@@ -1,0 +1,128 @@
+"""The demo, started as the manifests say: every command, variable and file of theirs, but no cluster."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headrace import reachable, valkey_server
+from headrace.ledger.audit import audit
+from headrace.net import free_port
+from headrace.redis_connect import connect
+from headrace.redis_url import with_password
+from tests.helm import charts
+from tests.helm.local_pods import LocalPods
+from tests.helm.objects import read
+from tests.helm.tools import ROOT, run_helm
+from tests.waiting import until
+
+PARTS = ("redis", "coordinator", "queue", "rollouter", "trainer")
+
+
+def manifests(folder: Path) -> str:
+    """The demo's, with ports that are free here: they all come from one place."""
+    chart = folder / "chart"
+    shutil.copytree(charts.CHART, chart)
+    flows = yaml.safe_load((chart / "flows.yaml").read_text())
+    flows["ports"] = {who: dict.fromkeys(names) for who, names in flows["ports"].items()}
+    for names in flows["ports"].values():
+        names.update({name: free_port() for name in names})
+    (chart / "flows.yaml").write_text(yaml.safe_dump(flows))
+    return run_helm(
+        "template", "demo", str(chart), "--values", str(chart / "ci" / "demo-cpu.yaml"),
+        "--set-json", "config.rollout.total_rollout_steps=96",
+        "--set-json", "config.rollout.test_freq=0",
+        "--set-json", "config.trainer.n_gpus_per_node=1",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[LocalPods]:
+    volumes = {
+        "/demo": ROOT / ".cache" / "demo",  # kept for the next test that takes the demo
+        "/runs": tmp_path / "runs",
+        "/data": tmp_path / "data",
+    }
+    for path in volumes.values():
+        path.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "valkey-server").symlink_to(valkey_server.server_binary(tmp_path))
+    made = LocalPods(read(manifests(tmp_path)), tmp_path, volumes)
+    yield made
+    made.close()
+
+
+def test_the_services_find_each_other(
+    run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but those that compute, then what `helm test` starts, and what it says when something is wrong."""
+    for part in PARTS[:3]:
+        run.start(part)
+    run.start("test")
+    assert run.running.pop("test").wait(90) == 0, run.log("test")
+    assert run.log("test").count("ok  ") == 3
+    assert run.log("test").count("refuses who has no") == 2
+    assert run.ended() == {}
+    assert_tells_what_is_wrong(run, monkeypatch, capsys)
+    for name in ("queue", "coordinator", "rendezvous", "redis"):
+        assert run.stop(name) == 0, run.log(name)[-4000:]
+    code, text = ask(run, monkeypatch, capsys)
+    assert code == 1
+    assert text.count("failed  ") == 3
+    assert "queue: no answer from" in text
+
+
+def assert_tells_what_is_wrong(
+    run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = ask(run, monkeypatch, capsys, HEADRACE_TOKEN="wrong")
+    assert (code, text.count("ok  ")) == (1, 2)
+    assert "failed  coordinator: " in text
+    assert "refuses our token: UNAUTHENTICATED" in text
+    code, text = ask(run, monkeypatch, capsys, HEADRACE_REDIS_PASSWORD="not-the-word")
+    assert (code, text.count("ok  ")) == (1, 2)
+    assert "failed  redis: no answer" in text
+    assert "not-the-word" not in text
+
+
+def ask(
+    run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **changes: str
+) -> tuple[object, str]:
+    """The test's pod in this process, with some variables changed: exit code and output."""
+    for name, value in (run.variables("test") | changes).items():
+        if name.startswith("HEADRACE_"):
+            monkeypatch.setenv(name, value)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        reachable.main([*run.options("test"), "--timeout-s", "0"])
+    return ended.value.code, capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
+    for part in PARTS:
+        run.start(part)
+
+    def completed() -> bool:
+        assert run.ended() == {}, {name: run.log(name)[-4000:] for name in run.ended()}
+        return "completed; waiting to be stopped" in run.log("trainer")
+
+    until(completed, f"the run to be complete; logs: {tmp_path}", timeout_s=400)
+    rows = [
+        json.loads(line) for line in (tmp_path / "runs" / "demo" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert len(rows) == 6
+    assert (tmp_path / "runs" / "demo" / "final" / "config.json").exists()
+    told = run.variables("trainer")
+    password = told["HEADRACE_REDIS_PASSWORD"]
+    with connect(with_password(told["HEADRACE_REDIS_URL"], password)) as client:
+        assert audit(client, "demo").balanced
+    for name in ("trainer", "rollouter", "queue", "coordinator", "rendezvous"):
+        assert run.stop(name) == 0, run.log(name)[-4000:]
+    assert not [name for name in run.running if password in run.log(name)]

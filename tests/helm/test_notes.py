@@ -1,0 +1,81 @@
+"""What an installation prints: how many GPUs and nodes, what to look out for, what to type next."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.helm import charts
+from tests.helm.test_flows import TABLE
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """GPUs of trainer and rollouters, both together, and nodes."""
+    found = re.search(
+        r"trainer +\d+ x \d+ = (\d+)\n +rollouters +\d+ x \d+ = (\d+)\n +together +(\d+)\n +nodes +(\d+)",
+        text,
+    )
+    assert found, text
+    return tuple(int(n) for n in found.groups())
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets", "expected"),
+    [
+        ("examples/one-node-8-gpus.yaml", (), (6, 2, 8, 1)),
+        ("examples/two-nodes.yaml", (), (8, 8, 16, 2)),
+        ("examples/128-gpus.yaml", (), (64, 64, 128, 16)),
+        # Two engines of two GPUs beside each of three trainer nodes, one on a further node.
+        (
+            "defaults",
+            (
+                'config.rollout={"replicas":7,"engine":{"tensor_parallel_size":2}}',
+                'config.trainer={"nnodes":3,"n_gpus_per_node":4}',
+                'checkpoints.accessModes=["ReadWriteMany"]',
+            ),
+            (12, 14, 26, 4),
+        ),
+        # Two GPUs are left on the trainer's node, too few for an engine of four: two more nodes for three.
+        (
+            "defaults",
+            ('config={"rollout":{"replicas":3,"engine":{"tensor_parallel_size":4}}}',),
+            (6, 12, 18, 3),
+        ),
+        ("defaults", ("rollouter.replicas=0",), (6, 0, 6, 1)),
+        ("ci/keda.yaml", (), (6, 2, 8, 1)),
+    ],
+)
+def test_gpu_arithmetic(preset: str, sets: tuple[str, ...], expected: tuple[int, ...]) -> None:
+    assert numbers(charts.notes(preset, sets)) == expected
+
+
+def test_cpus_have_none() -> None:
+    text = charts.notes("ci/demo-cpu.yaml")
+    assert "No GPUs: trainer.device is cpu" in text
+    assert "--timeout 10m" in text
+    assert "WARNING" not in text
+
+
+def test_warnings() -> None:
+    text = charts.notes(sets=("config.actor.ppo_mini_batch_size=50",))
+    assert "ppo_mini_batch_size 50 does not divide by the trainer's 6 ranks" in text
+    assert "54 would fit" in text
+    assert "no checkpoint before the end" in text
+    assert "WARNING" not in charts.notes("examples/128-gpus.yaml")
+
+
+def test_how_to_go_on() -> None:
+    text = charts.notes()
+    assert "--timeout 50m" in text
+    assert f"service/demo-queue 8000:{TABLE['ports']['queue']['http']}" in text
+    assert "kubectl -n tests scale deployment/demo-rollouter --replicas=N" in text
+    assert "delete pvc demo-checkpoints" in text
+    assert "delete pvc data-demo-redis-0" in text
+    assert "monitoring.dashboards.enabled" in text
+    assert "The next upgrade sets 3 again" in charts.notes(sets=("rollouter.replicas=3",))
+    assert "KEDA keeps between 2 and 12" in charts.notes("ci/keda.yaml")
+    assert "headrace:{demo}:*" in charts.notes("ci/external-redis.yaml")
+    assert "delete pvc" not in charts.notes(
+        sets=("checkpoints.retain=false", "redis.persistence.retain=false")
+    )

@@ -1,0 +1,86 @@
+"""docs/kubernetes.md: Helm commands render, kubectl commands name what is there, values are values."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm import charts
+from tests.helm.objects import Object, read
+from tests.helm.tools import ROOT, run_helm
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+
+
+def lines(program: str) -> list[str]:
+    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith(program + " ")]
+
+
+def test_every_command_is_known() -> None:
+    shown = sum(len(lines(program)) for program in ("helm", "kubectl", "kind", "make"))
+    assert shown == sum(block.count("\n") for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in lines("helm") if line.split()[1] in ("install", "upgrade")]
+)
+def test_installations_render(line: str) -> None:
+    _, _, *words = shlex.split(line)
+    words = [word for word in words if word not in ("--wait", "--create-namespace")]
+    at = words.index("--timeout") if "--timeout" in words else None
+    if at is not None:
+        del words[at : at + 2]
+    words = [str(ROOT / word) if word.startswith("helm/") else word for word in words]
+    assert read(run_helm("template", *words))
+
+
+def test_kubectl_names_what_is_there() -> None:
+    there: dict[str, set[str]] = {}
+    for release, preset in (("demo", "ci/demo-cpu.yaml"), ("math", "examples/one-node-8-gpus.yaml")):
+        for thing in charts.rendered(preset, release):
+            there.setdefault(thing["kind"].lower(), set()).add(thing["metadata"]["name"])
+            there.setdefault("persistentvolumeclaim", set()).update(_claims(thing))
+    for line in lines("kubectl"):
+        words = shlex.split(line)
+        for word in words:
+            if word.startswith("deployment/"):
+                assert word.removeprefix("deployment/") in there["deployment"], line
+        if words[1:3] == ["delete", "pvc"]:
+            assert set(words[5:]) <= there["persistentvolumeclaim"], line
+        if words[1] == "apply":
+            assert (ROOT / words[-1]).exists(), line
+        if words[1:3] == ["create", "secret"]:
+            given = {w.split("=")[1] for w in words if w.startswith("--from-literal")}
+            assert given == {"token", "redis-password"}
+    assert sum("deployment/" in line for line in lines("kubectl")) >= 2
+
+
+def _claims(thing: Object) -> set[str]:
+    made = thing["spec"].get("volumeClaimTemplates", []) if thing["kind"] == "StatefulSet" else []
+    return {f"{template['metadata']['name']}-{thing['metadata']['name']}-0" for template in made}
+
+
+@pytest.mark.parametrize("block", re.findall(r"```yml\n(.*?)```", PAGE, re.DOTALL))
+def test_values_are_values(block: str, tmp_path: Path) -> None:
+    assert yaml.safe_load(block)
+    (tmp_path / "values.yaml").write_text(block)
+    assert read(run_helm("template", "demo", str(charts.CHART), "--values", str(tmp_path / "values.yaml")))
+
+
+def test_the_page_lists_the_rights() -> None:
+    (role,) = [o for o in charts.rendered("ci/keda.yaml") if o["kind"] == "Role"]
+    expected = [
+        [rule["apiGroups"][0] or "core", rule["resources"][0], ", ".join(rule["verbs"])]
+        for rule in role["rules"]
+    ]
+    table = PAGE.split("| group | resource | verbs |")[1].split("\n\n")[0].strip().splitlines()[1:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    shown = [[group.strip("`"), re.findall(r"`(.+?)`", what)[0], verbs] for group, what, verbs in rows]
+    assert shown == expected
+    named = {rule["resources"][0] for rule in role["rules"] if rule.get("resourceNames")}
+    assert named == {"deployments", "deployments/scale"}

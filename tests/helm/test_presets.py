@@ -1,0 +1,171 @@
+"""Every preset, rendered: valid for the API, free of what a cluster mistreats, and a run that can start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+from kubernetes_validate import utils
+
+from headrace import config_load
+from headrace.config import RunConfig
+from headrace.runner import assets
+from tests.helm import charts, pitfalls
+from tests.helm.objects import name_of, of_kind, pods
+from tests.helm.pod_security import violations
+from tests.helm.tools import ROOT
+
+VERSIONS = ("1.29", "1.37")
+"""The oldest that the chart admits, and the newest that there are schemas for."""
+CUSTOM = {
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+    "ScaledObject": "keda.sh/v1alpha1",
+    "Certificate": "cert-manager.io/v1",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _schemas_are_read_once() -> Iterator[None]:
+    """kubernetes-validate reads all its definitions for every object."""
+    with mock.patch.object(utils, "schema_contents", cache(utils.schema_contents)):
+        yield
+
+
+@cache
+def assert_valid(text: str) -> None:
+    """Many presets share most of their objects."""
+    for version in VERSIONS:
+        utils.validate(json.loads(text), version, strict=True)
+
+
+@pytest.mark.parametrize("preset", charts.ALL)
+def test_objects_are_what_the_api_takes(preset: str) -> None:
+    for thing in charts.rendered(preset):
+        if thing["kind"] in CUSTOM:
+            assert thing["apiVersion"] == CUSTOM[thing["kind"]], name_of(thing)
+        else:
+            assert_valid(json.dumps(thing))
+
+
+@pytest.mark.parametrize("preset", charts.ALL)
+def test_nothing_that_a_cluster_mistreats(preset: str) -> None:
+    objects = charts.rendered(preset)
+    assert [problem for check in pitfalls.CHECKS for problem in check(objects)] == []
+
+
+@pytest.mark.parametrize("preset", charts.ALL)
+def test_pod_security_restricted(preset: str) -> None:
+    """Of every pod. RDMA alone needs a capability that it refuses, on the pods with GPUs."""
+    objects = charts.rendered(preset)
+    found = [problem for pod in pods(objects) for problem in violations(pod)]
+    rdma = preset in ("ci/rdma.yaml", "examples/128-gpus.yaml")
+    allowed = ["rollouter", "trainer"] if rdma else []
+    assert found == [f"Deployment demo-{name}: {name} adds the capability IPC_LOCK" for name in allowed]
+    assert all(
+        c["securityContext"]["readOnlyRootFilesystem"] for pod in pods(objects) for c in pod.containers
+    )
+
+
+@pytest.mark.parametrize("preset", charts.ALL)
+def test_the_run_is_one_that_headrace_takes(preset: str, tmp_path: Path) -> None:
+    """The configuration in the ConfigMap passes the same models; Helm's own is not changed on its way."""
+    found = pitfalls.run_config(charts.rendered(preset))
+    if not _knows_kubernetes():
+        found.pop("kubernetes", None)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(found))
+    config = config_load.load(tmp_path / "config.yaml")
+    assert config.services.host == "0.0.0.0"
+    assert not assets.demo_names(config), "services know no demo: names"
+
+
+def _knows_kubernetes() -> bool:
+    return "kubernetes" in RunConfig.model_fields
+
+
+def test_the_demo_is_that_of_the_command_line() -> None:
+    wanted = config_load.load(ROOT / "configs" / "demo.yaml").model_dump()
+    found = RunConfig.model_validate(pitfalls.run_config(charts.rendered("ci/demo-cpu.yaml"))).model_dump()
+    for key in ("name", "services", "redis", "model", "data"):
+        wanted.pop(key), found.pop(key)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("preset", charts.ALL)
+def test_gpus_follow_from_the_run(preset: str) -> None:
+    objects = charts.rendered(preset)
+    config = RunConfig.model_validate(
+        {k: v for k, v in pitfalls.run_config(objects).items() if k in RunConfig.model_fields}
+    )
+    gpus = {
+        pod.component: sum(c["resources"]["limits"].get("nvidia.com/gpu", 0) for c in pod.containers)
+        for pod in pods(objects)
+    }
+    on_gpus = config.trainer.device == "cuda"
+    assert gpus.pop("rollouter") == (config.rollout.engine.tensor_parallel_size if on_gpus else 0)
+    assert gpus.pop("trainer") == (config.trainer.n_gpus_per_node if on_gpus else 0)
+    assert set(gpus.values()) == {0}
+    (trainer,) = [o for o in of_kind(objects, "Deployment") if o["metadata"]["name"] == "demo-trainer"]
+    assert trainer["spec"]["replicas"] == config.trainer.nnodes
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("demo", "demo-2"), ("a" * 53, "a" * 52 + "b"), ("redis", "demo-redis")]
+)
+def test_two_releases_share_a_namespace(one: str, two: str) -> None:
+    """No name twice, and nothing of one takes a pod of the other."""
+    first = charts.rendered("ci/everything.yaml", one)
+    second = charts.rendered("ci/everything.yaml", two)
+    assert {name_of(o) for o in first}.isdisjoint(name_of(o) for o in second)
+    for objects, others in ((first, second), (second, first)):
+        assert [problem for check in pitfalls.CHECKS for problem in check(objects)] == []
+        for thing in of_kind(
+            objects, "Service", "PodMonitor", "PodDisruptionBudget", "NetworkPolicy", "Deployment"
+        ):
+            spec = thing["spec"]
+            selector = spec.get("podSelector") or spec["selector"]
+            if thing["kind"] == "Service":
+                selector = {"matchLabels": selector}
+            assert not [pod.name for pod in pods(others) if pitfalls.matches(selector, pod.labels)], name_of(
+                thing
+            )
+
+
+def test_the_default_image_is_the_charts_version() -> None:
+    images = {c["image"] for pod in pods(charts.rendered()) for c in pod.containers}
+    version = yaml.safe_load((charts.CHART / "Chart.yaml").read_text())["appVersion"]
+    ours = {f"headrace/{name}:{version}" for name in ("rollouter", "trainer", "queue", "coordinator")}
+    assert images == {*ours, "valkey/valkey:9.1.2"}
+    digests = {c["image"] for pod in pods(charts.rendered("ci/everything.yaml")) for c in pod.containers}
+    assert any("@sha256:" in image for image in digests)
+    assert all(i.startswith("registry.example.com/team/headrace/") for i in digests if "valkey" not in i)
+
+
+def test_data_may_be_mixed_or_stand_alone() -> None:
+    """As in the run's own file: one entry, or entries with weights; a demo's names become paths in both."""
+    demo = 'config={"model":{"path":"demo:spell_backward"},"trainer":{"device":"cpu"}}'
+    alone = charts.rendered(sets=(demo, 'config.data.train_files="demo:spell_backward/train"'))
+    assert pitfalls.run_config(alone)["data"]["train_files"] == ["/demo/current/train.jsonl"]
+    mixture = '[{"path":"demo:spell_backward/train","weight":2},"reasoning_gym:gsm_symbolic?size=10"]'
+    mixed = charts.rendered(sets=(demo, f"config.data.train_files={mixture}"))
+    assert pitfalls.run_config(mixed)["data"]["train_files"] == [
+        {"path": "/demo/current/train.jsonl", "weight": 2},
+        "reasoning_gym:gsm_symbolic?size=10",
+    ]
+
+
+def test_rewards_of_another_kind_replace_the_example(tmp_path: Path) -> None:
+    sources = 'config.reward={"sources":{"answer":{"kind":"math_verify"}}}'
+    found = pitfalls.run_config(charts.rendered(sets=(sources,)))
+    assert "custom_reward_function" not in found
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(found))
+    assert config_load.load(tmp_path / "config.yaml").reward.sources["answer"].kind == "math_verify"
+    ours = charts.rendered(sets=(sources, 'config.custom_reward_function={"path":"mine"}'))
+    assert pitfalls.run_config(ours)["custom_reward_function"] == {"path": "mine"}, (
+        "both: the run refuses that"
+    )

@@ -1,0 +1,132 @@
+"""What cannot work is refused before anything is installed, and the message says what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helm import charts
+from tests.helm.render import SCHEMA, schema
+from tests.helm.tools import HelmFailed
+
+DEMO = 'config={"model":{"path":"demo:spell_backward"},"trainer":{"device":"cpu"}}'
+
+REFUSED = [
+    (('config.mode="colocated_sync"',), "config.mode: colocated_sync is for comparison"),
+    (('config.redis={"url":"redis://h"}',), "config.redis.url: give redis.external.url"),
+    (('config.trace={"enable":true}',), "config.trace.enable"),
+    (("config.trainer.cpus=[0]",), "set trainer.resources"),
+    (("config.rollout.cpus=[0]",), "set rollouter.resources"),
+    (("config.trainer.n_gpus_per_node=16",), "16 GPUs do not fit into one node of gpusPerNode 8"),
+    (
+        ('config.rollout.engine={"tensor_parallel_size":16}',),
+        "config.rollout.engine.tensor_parallel_size: 16 GPUs",
+    ),
+    (
+        ('config.data.train_files=["demo:spell_backward/train"]',),
+        "set config.model.path to demo:<the same name>",
+    ),
+    ((DEMO, 'config.data.train_files=["demo:long_tail/train"]'), "several demos (spell_backward, long_tail)"),
+    (('config.model.path="demo:spell_backward"',), "the demo is made for CPUs"),
+    (('config.model.path="/elsewhere"',), "/elsewhere is not below model.mountPath /model"),
+    (('model.pvc.claimName=""',), "model.pvc.claimName: name the volume claim"),
+    (('model.source="hf"',), "model.hf.repo: name the repository"),
+    (('model={"source":"hf","hf":{"repo":"a/b"}}', 'config.model.path="/model/b"'), "it is model.mountPath"),
+    (('model.source="hostPath"',), "model.hostPath.path"),
+    (('files={"a b":""}',), "a b is no file name"),
+    (('config.custom_reward_function.path="/etc/headrace/files/mine.py"',), "files has no mine.py; add it"),
+    (("config.trainer.nnodes=2",), "the ranks of 2 nodes write to one volume; use [ReadWriteMany]"),
+    (
+        ("autoscaling.enabled=true", "rollouter.replicas=3", "kubernetes.enabled=true"),
+        "the autoscaler sets it",
+    ),
+    (('autoscaling={"enabled":true,"minReplicas":9}', "kubernetes.enabled=true"), "is above"),
+    (("autoscaling.enabled=true",), "set kubernetes.enabled, or a query of your own"),
+    (
+        ("autoscaling.enabled=true", 'kubernetes={"enabled":true,"scaleToZeroOnCompletion":true}'),
+        "would bring the rollouters back",
+    ),
+    (
+        ("rollouter.terminationGracePeriodSeconds=60",),
+        "rollouter.terminationGracePeriodSeconds: 60 would kill it",
+    ),
+    (
+        ('config.services={"stop_timeout_s":300}', "trainer.terminationGracePeriodSeconds=200"),
+        "set more than 300",
+    ),
+    (('queue.extraEnv={"HF_TOKEN":"abc"}',), "queue.extraEnv.HF_TOKEN: a secret does not belong into values"),
+    (("rollouter.pdb.minAvailable=1",), "give minAvailable or maxUnavailable, not both"),
+    ((DEMO, "rdma.enabled=true"), "rdma.enabled: there is nothing to speed up on CPUs"),
+    (("tls.enabled=true",), "tls.existingSecret: name the Secret"),
+    (('redis.external.url="redis://:pw@h/0"',), "leave the password out"),
+    (('redis.external.url="redis://h/0?password=pw"',), "leave the password out"),
+    (('redis.external.url="http://h"',), "write redis://host:6379/0"),
+]
+
+
+@pytest.mark.parametrize(("sets", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_values_that_cannot_work(sets: tuple[str, ...], message: str) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        charts.text(sets=sets)
+    assert message in str(refused.value)
+    assert "pw" not in str(refused.value).replace("password", "")
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(HelmFailed) as refused:
+        charts.text(sets=("tls.enabled=true", "config.trainer.nnodes=2"))
+    assert str(refused.value).count("\n  - ") == 2
+
+
+@pytest.mark.parametrize("release", ["1st", "a.b"])
+def test_release_names_that_no_service_can_have(release: str) -> None:
+    with pytest.raises(HelmFailed, match="choose another release name"):
+        charts.text(release=release)
+
+
+BY_SCHEMA = [
+    ("config.rollout.replica=3", "'/config/rollout': additional properties 'replica' not allowed"),
+    (
+        'config.async_training={"staleness_threshold":-1}',
+        "'/config/async_training/staleness_threshold': minimum",
+    ),
+    (
+        'config.rollout.total_rollout_steps="many"',
+        "'/config/rollout/total_rollout_steps': got string, want integer",
+    ),
+    ("rollouter.replica=3", "'/rollouter': additional properties 'replica' not allowed"),
+    ("rollouter.replicas=-1", "'/rollouter/replicas': minimum"),
+    ('model.source="s3"', "'/model/source': value must be one of"),
+    ('queue.resources.limits.memory="8 GB"', "'/queue/resources/limits/memory': '8 GB' does not match"),
+    ('image.pullPolicy="always"', "'/image/pullPolicy': value must be one of"),
+    ('rollouter.image.digest="latest"', "'/rollouter/image/digest': 'latest' does not match"),
+    ('checkpoints.accessModes=["RWX"]', "'/checkpoints/accessModes/0': value must be one of"),
+    ('rollouter.extraEnv={"A":{"secret":"x"}}', "'/rollouter/extraEnv/A'"),
+    ('redis.maxmemory="lots"', "'/redis/maxmemory': 'lots' does not match"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), BY_SCHEMA, ids=[value.split("=")[0] for value, _ in BY_SCHEMA])
+def test_the_schema_names_the_wrong_key(value: str, message: str) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        charts.text(sets=(value,))
+    assert message in str(refused.value)
+
+
+def test_the_schema_has_the_present_configuration() -> None:
+    assert SCHEMA.read_text() == schema(), "run `python -m tests.helm.render`"
+
+
+def test_helms_reading_of_the_key_n_is_undone() -> None:
+    """Helm reads `n: 8` as YAML 1.1 does, with the key false; a value of the command line goes first."""
+    assert '"false"' in json.dumps(json.loads(SCHEMA.read_text())["$defs"]["RolloutConfig"]["properties"])
+    (config,) = [o for o in charts.rendered("ci/demo-cpu.yaml") if o["metadata"]["name"] == "demo-config"]
+    assert '"n": 8' in config["data"]["config.yaml"]
+    assert "false" not in config["data"]["config.yaml"]
+    (config,) = [
+        o
+        for o in charts.rendered("ci/demo-cpu.yaml", sets=("config.rollout.n=4",))
+        if o["metadata"]["name"] == "demo-config"
+    ]
+    assert '"n": 4' in config["data"]["config.yaml"]

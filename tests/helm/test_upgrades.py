@@ -1,0 +1,168 @@
+"""An upgrade of a run that goes on: what stays, what may change, what is refused.
+
+Rendered against an API that holds the first installation's objects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm import charts, render
+from tests.helm.cluster import cluster
+from tests.helm.objects import Object, of_kind, read
+from tests.helm.tools import HelmFailed, run_helm
+
+FIXED = yaml.safe_load(render.FIXED.read_text())
+
+
+def installed(sets: tuple[str, ...] = ()) -> list[Object]:
+    """What an installation leaves in the cluster."""
+    objects = charts.rendered(sets=sets)
+    for thing in objects:
+        thing["metadata"]["annotations"] = {
+            "meta.helm.sh/release-name": "demo",
+            "meta.helm.sh/release-namespace": "tests",
+        }
+    return objects
+
+
+def upgrade(before: Sequence[Object], folder: Path, *sets: str) -> list[Object]:
+    """The objects of an upgrade, rendered as Helm does it with a cluster at hand."""
+    words = [word for pair in sets for word in ("--set-json", pair)]
+    with cluster(before, folder) as kubeconfig:
+        text = run_helm(
+            "template", "demo", str(charts.CHART), "--namespace", "tests", "--dry-run=server",
+            "--disable-openapi-validation", "--kubeconfig", str(kubeconfig), *words,
+        )  # fmt: skip
+    return read(text)
+
+
+def get(objects: Sequence[Object], kind: str, name: str) -> Object:
+    (found,) = [o for o in of_kind(objects, kind) if o["metadata"]["name"] == name]
+    return found
+
+
+def config_hash(objects: Sequence[Object], component: str) -> str:
+    kind = "StatefulSet" if component == "redis" else "Deployment"
+    annotations = get(objects, kind, f"demo-{component}")["spec"]["template"]["metadata"]["annotations"]
+    found: str = annotations["headrace/config-hash"]
+    return found
+
+
+COMPONENTS = ("rollouter", "trainer", "queue", "coordinator", "redis")
+
+
+def rolled(before: Sequence[Object], after: Sequence[Object]) -> set[str]:
+    """The components whose pods a change replaces: their template is another one."""
+
+    def template(objects: Sequence[Object], component: str) -> object:
+        kind = "StatefulSet" if component == "redis" else "Deployment"
+        return get(objects, kind, f"demo-{component}")["spec"]["template"]
+
+    return {c for c in COMPONENTS if template(before, c) != template(after, c)}
+
+
+def test_credentials_are_made_once(tmp_path: Path) -> None:
+    before = installed()
+    again = charts.read(run_helm("template", "demo", str(charts.CHART)))
+    assert get(again, "Secret", "demo-auth")["data"] != get(before, "Secret", "demo-auth")["data"]
+    after = upgrade(before, tmp_path)
+    assert get(after, "Secret", "demo-auth")["data"] == get(before, "Secret", "demo-auth")["data"]
+
+
+def test_what_kubectl_scale_made_of_it_stays(tmp_path: Path) -> None:
+    before = installed()
+    rollouters = get(before, "Deployment", "demo-rollouter")
+    assert rollouters["spec"]["replicas"] == 2
+    for number in (7, 0):
+        rollouters["spec"]["replicas"] = number
+        assert get(upgrade(before, tmp_path), "Deployment", "demo-rollouter")["spec"]["replicas"] == number
+    after = upgrade(before, tmp_path, "rollouter.replicas=4")
+    assert get(after, "Deployment", "demo-rollouter")["spec"]["replicas"] == 4
+
+
+def test_nothing_is_replaced_for_nothing(tmp_path: Path) -> None:
+    before = installed()
+    assert rolled(before, upgrade(before, tmp_path)) == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "components"),
+    [
+        ('config.async_training={"staleness_threshold":0.75,"trigger_parameter_sync_step":4}', set()),
+        ('config.async_training={"staleness_threshold":0}', {"rollouter", "trainer", "queue", "coordinator"}),
+        ("config.rollout.replicas=5", set()),
+        ('config.actor.optim={"lr":1e-6}', {"trainer", "queue", "coordinator"}),
+        ("config.trainer.save_interval_s=60", {"trainer", "queue", "coordinator"}),
+        ("config.rollout.temperature=0.9", {"rollouter", "trainer", "queue", "coordinator"}),
+        ('redis.maxmemory="10gb"', {"redis"}),
+        ('files={"reward.py":"x = 1"}', {"rollouter", "trainer", "queue", "coordinator"}),
+    ],
+)
+def test_a_change_rolls_the_right_pods(change: str, components: set[str]) -> None:
+    before = charts.rendered(sets=('config.async_training={"staleness_threshold":0.5}',))
+    after = charts.rendered(sets=('config.async_training={"staleness_threshold":0.5}', change))
+    assert rolled(before, after) == components
+    configs = [get(objects, "ConfigMap", "demo-config")["data"] for objects in (before, after)]
+    assert (configs[0] != configs[1]) == change.startswith("config."), (
+        "the new value is there for who reads it live"
+    )
+
+
+def test_what_the_run_was_begun_with_cannot_change(tmp_path: Path) -> None:
+    """Every one of these keys had another value: each is told."""
+    before = installed()
+    stored = get(before, "ConfigMap", "demo-config")["data"]
+    config = yaml.safe_load(stored["config.yaml"])
+    for key in FIXED:
+        section, _, leaf = key.rpartition(".")
+        (config.setdefault(section, {}) if section else config)[leaf] = f"the old {leaf}"
+    stored["config.yaml"] = json.dumps(config)  # Helm quotes the key n, PyYAML does not
+    with pytest.raises(HelmFailed) as refused:
+        upgrade(before, tmp_path)
+    for key in FIXED:
+        assert f'config.{key}: was "the old {key.rpartition(".")[2]}" when' in str(refused.value)
+    assert 'is "/model" now' in str(refused.value)
+    assert "another release name" in str(refused.value)
+
+
+def test_a_new_value_is_told_with_the_old_one(tmp_path: Path) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        upgrade(installed(), tmp_path, "config.seed=7", 'config.data.train_files=["/data/other"]')
+    assert "config.seed: was null when the run was begun and is 7 now" in str(refused.value)
+    assert 'was ["/data/train.parquet"] when the run was begun and is ["/data/other"] now' in str(
+        refused.value
+    )
+
+
+def test_redis_cannot_change(tmp_path: Path) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        upgrade(installed(), tmp_path, 'redis.external.url="redis://elsewhere:6379/0"')
+    assert 'config.redis.url: was null when the run was begun and is "redis://elsewhere:6379/0" now' in str(
+        refused.value
+    )
+
+
+def test_fixed_keys_are_those_of_a_local_run() -> None:
+    assert render.FIXED.read_text() == render.fixed_keys(), "run `python -m tests.helm.render`"
+
+
+def test_what_an_uninstall_leaves_is_what_the_notes_say() -> None:
+    objects = charts.rendered()
+    kept = [
+        o["metadata"]["name"]
+        for o in objects
+        if "helm.sh/resource-policy" in o["metadata"].get("annotations", {})
+    ]
+    assert kept == ["demo-checkpoints"]
+    policy = get(objects, "StatefulSet", "demo-redis")["spec"]["persistentVolumeClaimRetentionPolicy"]
+    assert policy == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+    gone = charts.rendered(sets=("checkpoints.retain=false", "redis.persistence.retain=false"))
+    assert not [o for o in gone if "helm.sh/resource-policy" in o["metadata"].get("annotations", {})]
+    policy = get(gone, "StatefulSet", "demo-redis")["spec"]["persistentVolumeClaimRetentionPolicy"]
+    assert policy["whenDeleted"] == "Delete"
