@@ -57,6 +57,12 @@ images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=...
 images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean environment, and a short run from all four
 	@$(BIN)/python -m tests.docker.check $(ARGS)
 
+manifests: $(VENV)/.ready ## Render k8s/ and the chart's schema from chart and configuration
+	@$(BIN)/python -m tests.helm.render
+
+test-kind: ## The whole story on a kind cluster; needs docker, kind, kubectl and helm
+	@sh scripts/test_kind.sh
+
 monitor-check: $(VENV)/.ready ## Check metrics, rules, alerts and dashboard against a real run and a real Prometheus
 	@$(BIN)/python -m pytest tests/unit/test_monitoring_files.py tests/unit/test_service_metrics.py \
 	  tests/unit/test_runner_prometheus.py tests/unit/test_capacity.py tests/integration/test_run.py $(ARGS)

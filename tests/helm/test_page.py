@@ -1,4 +1,4 @@
-"""docs/kubernetes.md: Helm commands render, kubectl commands name what is there, values are values."""
+"""README.md, docs/kubernetes.md: Helm commands render, kubectl commands name what is there, values are values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helm import charts
 from tests.helm.objects import Object, read
 from tests.helm.tools import ROOT, run_helm
 
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGE = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/kubernetes.md"))
 
 
 def lines(program: str) -> list[str]:
