@@ -85,7 +85,8 @@ def test_a_run_that_obeys_comes_to_rest_near_what_it_needs(need: float, start: i
         path.append(there)
     rest = path[-1]
     late = path[-100:]
-    assert late == sorted(late, reverse=True), f"it goes to and fro: {late}"  # a last step down may come late
+    # At the edge of the tolerance a last step may come late, but none back.
+    assert late in (sorted(late), sorted(late, reverse=True)), f"it goes to and fro: {late}"
     assert need * (1 - 2 * c.tolerance) <= rest <= max(1, need * (1 + 2 * c.tolerance), need + 1.5)
     ups = sum(b > a for a, b in pairwise(path))
     downs = sum(b < a for a, b in pairwise(path))
