@@ -1,4 +1,4 @@
-"""README.md, docs/kubernetes.md: Helm commands render, kubectl commands name what is there, values are values."""
+"""README.md, docs/kubernetes.md: Helm commands render, kubectl commands name what is there, values fit."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from headrace.ledger import ops
 from headrace.telemetry import RolloutTelemetry
 from headrace.valkey_server import ValkeyServer, start_valkey
 from headrace_coordinator.kube.api import DELETION_COST
+from tests.helm.tools import kubectl
 from tests.integration.coordinator_peers import Member, Trainer
 from tests.integration.coordinator_process import PASSWORD, Coordinator, until
 from tests.kube_api import NAMESPACE, KubeApi
-from tests.kubectl import kubectl
 
 A, B, NEW = "roll-5d-aaaaa", "roll-5d-bbbbb", "roll-5d-ccccc"
 SETTINGS = {
