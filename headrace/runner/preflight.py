@@ -18,10 +18,10 @@ from headrace import cores, demo, redis_url
 from headrace.config import RunConfig
 from headrace.data.rows import DataError, Row, load_rows
 from headrace.redis_connect import VOLATILE, connect
-from headrace.runner import reward_probe
+from headrace.runner import environment_probe, reward_probe
 from headrace.valkey_server import ValkeyError, server_binary
 
-_REWARD_IMPORT_S = 60.0
+_IMPORT_S = 60.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -41,6 +41,7 @@ def examine(config: RunConfig) -> Findings:
         *_data(config, rows),
         *_model(config),
         *_reward(config),
+        *_environment(config),
         *_redis(config),
         *_ports(config),
         *_cores(config),
@@ -191,18 +192,28 @@ def _reward(config: RunConfig) -> Iterator[str]:
     if reward_probe.is_file(path) and not Path(path).is_file():
         yield f"{where}: no such file; correct the path"
         return
-    argv = [sys.executable, "-m", reward_probe.__name__, path, name]
+    yield from _loads([reward_probe.__name__, path, name], where, "custom_reward_function")
+
+
+def _environment(config: RunConfig) -> Iterator[str]:
+    section = config.environment
+    if not section.is_single_turn:
+        where = f"environment.path: {section.path}" if section.path else f"environment.name: {section.name}"
+        yield from _loads([environment_probe.__name__], where, "environment", section.model_dump_json())
+
+
+def _loads(probe: list[str], where: str, key: str, told: str = "") -> Iterator[str]:
+    """Whether a user's module loads, in a process of its own. `probe`: module, arguments; `told`: stdin."""
+    argv = [sys.executable, "-m", *probe]
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_REWARD_IMPORT_S, check=False
-        )
+        done = subprocess.run(argv, input=told.encode(), capture_output=True, timeout=_IMPORT_S, check=False)
     except subprocess.TimeoutExpired:
-        yield f"{where}: its import did not end within {_REWARD_IMPORT_S:.0f} s; make it quicker"
+        yield f"{where}: its import did not end within {_IMPORT_S:.0f} s; make it quicker"
         return
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         why = said[-1] if said else f"its import ended the process with code {done.returncode}"
-        yield why if why.startswith("custom_reward_function") else f"{where}: {why}; correct it"
+        yield why if why.startswith(key) else f"{where}: {why}; correct it"
 
 
 def _redis(config: RunConfig) -> Iterator[str]:

@@ -25,3 +25,9 @@ MEMORY = Gauge(
     "headrace_rollouter_waits_for_memory", "1 while results wait because the Redis server's memory is used up"
 )
 TAKES = Counter("headrace_rollouter_takes_total", "Requests for work by the ledger's answer", ["status"])
+ENVIRONMENT_SECONDS = Histogram(
+    "headrace_environment_call_seconds",
+    "Seconds of one call of the environment",
+    ["call"],
+    buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60),
+)
