@@ -31,6 +31,8 @@ KL_REWARD = "with `algorithm.use_kl_in_reward`"
 SAVES = "in an update that saved a checkpoint"
 SCORED = "with a reference model"
 WEIGHTS = "with `algorithm.rollout_correction.rollout_is`"
+ENVIRONMENT = "with an environment of several turns"
+TOOLS = "with an environment that counts them, such as `calculator`"
 PEAK = "with `trainer.peak_flops`"
 
 DEFINITIONS: tuple[Keys, ...] = (
@@ -110,7 +112,12 @@ DEFINITIONS: tuple[Keys, ...] = (
     Keys("rollout_corr/clipped_fraction", "importance weights that truncation bounded, before it", WEIGHTS),
     Keys("rollout_corr/masked_fraction", "tokens that the loss or the rollout correction left out"),
     Keys("reward/{mean,std,min,max}", "over the trajectories of the update"),
-    Keys("response_length/{mean,max,clip_ratio}", "tokens; `clip_ratio`: cut by the limit"),
+    Keys(
+        "response_length/{mean,max,clip_ratio}",
+        "tokens, the environment's included; `clip_ratio`: cut by the limit",
+    ),
+    Keys("env/turns/{mean,max}", "turns of the model in a trajectory", ENVIRONMENT),
+    Keys("env/{tool_calls,tool_errors}/mean", "per trajectory; likewise whatever else one counts", TOOLS),
     Keys("group/zero_std_ratio", "groups whose rewards are all equal: they teach nothing"),
 )
 

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,15 @@ def rank_correlation(values: Sequence[float]) -> float:
     over = sum((r - middle) * (i - middle) for i, r in enumerate(ranks))
     spread = math.sqrt(sum((r - middle) ** 2 for r in ranks) * sum((i - middle) ** 2 for i in range(n)))
     return over / spread if spread else 0.0
+
+
+def environment_metrics(turns: Sequence[int], counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Turns of each trajectory, and means of what its environment counted, of those that have the count."""
+    out = {"env/turns/mean": sum(turns) / len(turns), "env/turns/max": float(max(turns))}
+    for name in sorted({name for counts in counted for name in counts}):
+        found = [counts[name] for counts in counted if name in counts]
+        out[f"env/{name}/mean"] = sum(found) / len(found)
+    return out
 
 
 def spread(values: Sequence[float], prefix: str) -> dict[str, float]:
