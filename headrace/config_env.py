@@ -33,8 +33,8 @@ class EnvironmentConfig(Section):
     def is_single_turn(self) -> bool:
         return self.path is None and self.name == SINGLE_TURN
 
-    def problems(self) -> list[str]:
-        """What does not fit together, each with the change that mends it."""
+    def problems(self, drain_stall_s: float) -> list[str]:
+        """What does not fit together, each with the change that mends it. `drain_stall_s`: of the sync."""
         if self.path is None and self.name != SINGLE_TURN and self.name not in BUILT_IN:
             known = ", ".join([SINGLE_TURN, *BUILT_IN])
             return [
@@ -43,4 +43,10 @@ class EnvironmentConfig(Section):
             ]
         if self.is_single_turn and self.kwargs:
             return ["environment.kwargs are for an environment: set environment.name, or leave them out"]
+        if not self.is_single_turn and self.step_timeout_s >= drain_stall_s:
+            return [
+                f"environment.step_timeout_s = {self.step_timeout_s:g} is not below sync.drain_stall_s = "
+                f"{drain_stall_s:g}: a rollouter that waits for an answer before a sync would be taken for "
+                "stuck; lower the first or raise the second"
+            ]
         return []

@@ -86,6 +86,7 @@ def test_the_calculator_passes_the_preflight() -> None:
     [
         ({"name": "calculater"}, "'calculater' does not come along \\(single_turn, calculator do\\)"),
         ({"name": "single_turn", "kwargs": {"a": 1}}, "environment.kwargs are for an environment"),
+        ({"step_timeout_s": 60}, "step_timeout_s = 60 is not below sync.drain_stall_s = 60"),
         ({"max_turns": 0}, "max_turns"),
         ({"step_timeout_s": 0}, "step_timeout_s"),
     ],
