@@ -37,7 +37,6 @@ from headrace.wire import (
 from headrace_rollouter import samples
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.environment_turns import EnvironmentTurns
-from headrace_rollouter.seeds import sampling_seed
 from headrace_rollouter.work import Worker
 from tests.integration import tiny_models
 from tests.integration.test_weight_transfer import run_config
@@ -169,14 +168,13 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
             engine.shutdown()
 
 
-def check(t: Trajectory, model: Any, temperature: float) -> None:
+def check(t: Trajectory, model: Any) -> None:
     """Who said what, under which version, and with which probability."""
     check_turns(t.turn_ends, t.loss_mask, t.finish_reason)
     on = t.loss_mask > 0
     assert not t.log_probs[~on].any()
     ids = [*PROMPT_IDS, *t.token_ids.tolist()]
     expected = np.asarray(tiny_models.token_log_probs(model, ids))[len(PROMPT_IDS) - 1 :]
-    assert temperature == 1.0
     assert np.abs(expected - t.log_probs)[on].max() < 1e-4
 
 
@@ -187,7 +185,7 @@ async def test_interrupted_anywhere_and_continued_by_another_worker(
     model = tiny_models.build("llama")
     await stack.commit()
     expected = await stack.finished(stack.worker(OWNERS[0], Counting(TURNS)), stack.issue())
-    check(expected, model, 1.0)
+    check(expected, model)
     whole = expected.token_ids.tolist()
     assert expected.turns == TURNS
     assert 12 < len(whole) < stack.config.data.max_response_length, f"choose other STOPS: {whole}"
@@ -205,7 +203,7 @@ async def test_interrupted_anywhere_and_continued_by_another_worker(
         assert (done.turn_ends, done.finish_reason) == (expected.turn_ends, expected.finish_reason)
         assert done.environment_metrics == expected.environment_metrics
         assert done.segments == [Segment(before, 0, cut), Segment(stack.version, cut, len(whole))]
-        check(done, model, 1.0)
+        check(done, model)
 
     within = 0
     for cut in range(1, len(whole)):
@@ -242,15 +240,15 @@ async def test_sampled_turns_are_scored_alike_and_survive_a_real_drain(stack: St
     """At temperature 1, with the engine's own abort at moments that nobody chose."""
     model = tiny_models.build("llama")
     await stack.commit()
-    seeds = [sampling_seed(0, "0000000000", 0, have) for have in range(4)]
-    assert len(set(seeds)) == 4, seeds
     moments = 0
     for number in range(8):
         sample_id, environment = stack.issue(), Counting(TURNS)
         worker = stack.worker(OWNERS[0], environment)
         running = asyncio.create_task(worker.run())
         async with asyncio.timeout(30):
-            while stack.engine.running == 0 and environment.stepped <= number % TURNS:
+            while not (environment.stepped >= number % TURNS and stack.engine.running):
+                if worker.samples_finished:
+                    break
                 await asyncio.sleep(0)
         await asyncio.wait_for(worker.drain(), 10)
         await asyncio.wait_for(running, 10)
@@ -261,5 +259,6 @@ async def test_sampled_turns_are_scored_alike_and_survive_a_real_drain(stack: St
             t = await stack.finished(stack.worker(OWNERS[1], Counting(TURNS)), sample_id)
         else:
             [t] = decode_sample(raw).trajectories
-        check(t, model, 1.0)
+        check(t, model)
+    print(f"{moments} of 8 trajectories were interrupted")
     assert moments, "nothing was interrupted"

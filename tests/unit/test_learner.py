@@ -336,4 +336,5 @@ def test_what_an_environment_said_is_read_and_not_trained(
     assert zero == other
     trained = sum(int(t.loss_mask.sum()) for s in with_gaps(0.0) for t in s.trajectories)
     assert zero[0][UpdateSums.names().index("tokens")] == trained
-    assert outcome(with_gaps(0.0, shift=7))[0] != zero[0]
+    if not sections:
+        assert outcome(with_gaps(0.0, shift=7))[0] != zero[0]
