@@ -178,12 +178,20 @@ def check(t: Trajectory, model: Any) -> None:
     assert np.abs(expected - t.log_probs)[on].max() < 1e-4
 
 
-async def test_interrupted_anywhere_and_continued_by_another_worker(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_turns_go_on_elsewhere_as_if_nothing_had_been(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "sampling_seed", lambda *_: None)  # greedy
-    model = tiny_models.build("llama")
+    """One engine start for both."""
     await stack.commit()
+    with monkeypatch.context() as greedy:
+        greedy.setattr(samples, "sampling_seed", lambda *_: None)
+        await interrupted_anywhere(stack)
+    await drained_at_any_moment(stack)
+
+
+async def interrupted_anywhere(stack: Stack) -> None:
+    """Greedy: at every token within a turn, and at every answer of the environment's."""
+    model = tiny_models.build("llama")
     expected = await stack.finished(stack.worker(OWNERS[0], Counting(TURNS)), stack.issue())
     check(expected, model)
     whole = expected.token_ids.tolist()
@@ -236,10 +244,9 @@ async def test_interrupted_anywhere_and_continued_by_another_worker(
             assert (await stack.finished(stack.worker(OWNERS[1], Counting(TURNS)), sample_id)).turns == TURNS
 
 
-async def test_sampled_turns_are_scored_alike_and_survive_a_real_drain(stack: Stack) -> None:
-    """At temperature 1, with the engine's own abort at moments that nobody chose."""
+async def drained_at_any_moment(stack: Stack) -> None:
+    """Sampled, with the engine's own abort at moments that nobody chose: the log-probs are the sampler's."""
     model = tiny_models.build("llama")
-    await stack.commit()
     moments = 0
     for number in range(8):
         sample_id, environment = stack.issue(), Counting(TURNS)
