@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.run_log_keys import ENVIRONMENT, SAVES, SYNC, TELEMETRY, TOOLS, problems
+from headrace.run_log_keys import ENVIRONMENT, SYNC, TELEMETRY, TOOLS, problems
 from tests.integration.run_process import HEADRACE, ROOT, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -28,7 +28,7 @@ def test_a_tiny_model_learns_to_call_the_calculator(tmp_path: Path) -> None:
     rows = run.rows()
     assert len(rows) == UPDATES
     keys = {key for row in rows for key in row}
-    assert problems(keys, {SYNC, TELEMETRY, SAVES, ENVIRONMENT, TOOLS, "in the last row of a window"}) == []
+    assert problems(keys, {SYNC, TELEMETRY, ENVIRONMENT, TOOLS, "in the last row of a window"}) == []
 
     scores = [json.loads(line) for line in (run.directory / "eval.jsonl").read_text().splitlines()]
     by_version = {s["version"]: s["reward"] for s in scores if not s["unfinished"]}
