@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
 from headrace.config_base import Section
 from headrace.config_data import DataConfig
+from headrace.config_env import EnvironmentConfig
 from headrace.config_kubernetes import KubernetesConfig
 from headrace.config_problems import cross_field_problems
 from headrace.config_reading import DumpConfig, Tracker
@@ -25,8 +26,8 @@ class ModelConfig(Section):
     """The policy: a Hugging Face model directory."""
 
     path: str
-    """Directory with config.json, tokenizer and safetensors weights, or `demo:spell_backward` or
-    `demo:long_tail`."""
+    """Directory with config.json, tokenizer and safetensors weights, or a demo: `demo:spell_backward`,
+    `demo:long_tail`, `demo:calculator`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Compute and wire dtype: the engine runs in it and weights travel in it."""
     max_model_len: int | None = Field(None, gt=0)
@@ -267,6 +268,7 @@ class RunConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     custom_reward_function: CustomRewardConfig = CustomRewardConfig()
     reward: RewardConfig = RewardConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     val: ValConfig = ValConfig()
     sync: SyncConfig = SyncConfig()
     ledger: LedgerConfig = LedgerConfig()

@@ -37,6 +37,7 @@ def cross_field_problems(c: RunConfig) -> list[str]:
     out += list(_algorithm_problems(c))
     out += list(_mode_problems(c))
     out += list(reward_problems(c))
+    out += c.environment.problems(c.sync.drain_stall_s)
     if (why := too_small(c, c.redis.max_memory_bytes)) is not None:
         out.append(f"redis.max_memory_bytes: {why}")
     length = c.data.max_prompt_length + c.data.max_response_length

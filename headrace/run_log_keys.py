@@ -31,6 +31,8 @@ KL_REWARD = "with `algorithm.use_kl_in_reward`"
 SAVES = "in an update that saved a checkpoint"
 SCORED = "with a reference model"
 WEIGHTS = "with `algorithm.rollout_correction.rollout_is`"
+ENVIRONMENT = "with an environment of several turns"
+TOOLS = "with an environment that counts them, such as `calculator`"
 PEAK = "with `trainer.peak_flops`"
 
 PART = "reward_part/"
@@ -119,7 +121,12 @@ DEFINITIONS: tuple[Keys, ...] = (
         "mean over the trajectories that have it: a number in the reward's dictionary, a source of several",
         PARTS,
     ),
-    Keys("response_length/{mean,max,clip_ratio}", "tokens; `clip_ratio`: cut by the limit"),
+    Keys(
+        "response_length/{mean,max,clip_ratio}",
+        "tokens, the environment's included; `clip_ratio`: cut by the limit",
+    ),
+    Keys("env/turns/{mean,max}", "turns of the model in a trajectory", ENVIRONMENT),
+    Keys("env/{tool_calls,tool_errors}/mean", "per trajectory; likewise whatever else one counts", TOOLS),
     Keys("group/zero_std_ratio", "groups whose rewards are all equal: they teach nothing"),
 )
 

@@ -36,6 +36,7 @@ class FinishReason(enum.IntEnum):
     UNFINISHED = 0
     STOP = 1
     LENGTH = 2
+    TURN_LIMIT = 3
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,11 @@ class Prompt:
 
 @dataclass
 class Trajectory:
-    """Arrays have one element per response token. Segments cover them without gap or overlap."""
+    """Arrays have one element per response token. Segments cover them without gap or overlap.
+
+    With an environment the response is turns of the model and, between them, what the environment added:
+    tokens with loss mask 0, log-prob 0.0, and the version that was served when they came.
+    """
 
     token_ids: Int32Array
     log_probs: Float32Array
@@ -71,6 +76,23 @@ class Trajectory:
     finish_reason: FinishReason
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)
+    turn_ends: list[int] = field(default_factory=list)
+    """Behind the last token of each turn that the model has ended; empty without an environment."""
+    environment_state: dict[str, Any] | None = None
+    """What the environment remembers until the outcome is known; None before its start."""
+    environment_metrics: dict[str, float] = field(default_factory=dict)
+    """What the environment counted over the whole trajectory."""
+
+    @property
+    def turns(self) -> int:
+        """Turns of the model that have ended; a finished trajectory without an environment has one."""
+        return len(self.turn_ends) or int(self.finish_reason is not FinishReason.UNFINISHED)
+
+    @property
+    def awaits_environment(self) -> bool:
+        """Whether the model has ended its turn and nothing has been added since."""
+        ended = bool(self.turn_ends) and self.turn_ends[-1] == len(self.token_ids)
+        return ended and self.finish_reason is FinishReason.UNFINISHED
 
     @property
     def versions(self) -> tuple[int, int] | None:
@@ -150,12 +172,7 @@ def _prompt_from_pb(m: pb.Prompt) -> Prompt:
         raise WireError("prompt has a negative token id")
     if not m.sample_id:
         raise WireError("prompt has no sample_id")
-    try:
-        extra = json.loads(m.extra_info_json) if m.extra_info_json else {}
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"extra_info_json: {error}") from error
-    if not isinstance(extra, dict):
-        raise WireError("extra_info_json is no object")
+    extra = _json_object(m.extra_info_json, "extra_info_json") or {}
     return Prompt(m.sample_id, m.issue, m.epoch, m.row, ids, m.data_source, m.ground_truth, extra)
 
 
@@ -173,6 +190,9 @@ def _trajectory_to_pb(t: Trajectory) -> pb.Trajectory:
         finish_reason=cast(Any, int(t.finish_reason)),
         reward=t.reward,
         reward_parts=t.reward_parts,
+        turn_ends=t.turn_ends,
+        environment_state_json="" if t.environment_state is None else json.dumps(t.environment_state),
+        environment_metrics=t.environment_metrics,
     )
 
 
@@ -193,16 +213,56 @@ def _trajectory_from_pb(m: pb.Trajectory, finished: bool) -> Trajectory:
             raise WireError("loss mask has a value other than 0 and 1")
     segments = [Segment(s.version, s.start, s.end) for s in m.segments]
     check_segments(segments, len(ids))
-    if m.finish_reason not in (0, 1, 2):
-        raise WireError(f"unknown finish reason {m.finish_reason}")
-    reason = FinishReason(m.finish_reason)
+    try:
+        reason = FinishReason(m.finish_reason)
+    except ValueError as error:
+        raise WireError(f"unknown finish reason {m.finish_reason}") from error
     if finished and reason is FinishReason.UNFINISHED:
         raise WireError("a trajectory of a finished sample is unfinished")
     if not math.isfinite(m.reward) or not all(math.isfinite(v) for v in m.reward_parts.values()):
         raise WireError("reward is not finite")
     if not (math.isfinite(m.temperature) and m.temperature > 0):
         raise WireError(f"temperature {m.temperature} is not positive")
-    return Trajectory(ids, lps, mask, segments, m.temperature, reason, m.reward, dict(m.reward_parts))
+    turn_ends = list(m.turn_ends)
+    check_turns(turn_ends, mask, reason)
+    if not all(math.isfinite(v) for v in m.environment_metrics.values()):
+        raise WireError("environment metric is not finite")
+    state = _json_object(m.environment_state_json, "environment_state_json")
+    if state is not None and finished:
+        raise WireError("a trajectory of a finished sample has an environment state")
+    return Trajectory(
+        ids, lps, mask, segments, m.temperature, reason, m.reward, dict(m.reward_parts), turn_ends, state,
+        dict(m.environment_metrics),
+    )  # fmt: skip
+
+
+def _json_object(text: str, what: str) -> dict[str, Any] | None:
+    """None for no text."""
+    try:
+        found = json.loads(text) if text else None
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{what}: {error}") from error
+    if found is not None and not isinstance(found, dict):
+        raise WireError(f"{what} is no object")
+    return found
+
+
+def check_turns(turn_ends: Sequence[int], loss_mask: MaskArray, reason: FinishReason) -> None:
+    """A turn ends behind a token of the model's; the environment's follow it, or nothing yet.
+
+    A trajectory that has finished ends with its last turn: nobody would read on. Raises WireError.
+    """
+    at, count = 0, len(loss_mask)
+    for end in turn_ends:
+        if not at < end <= count:
+            raise WireError(f"turn end {end} does not follow {at} within {count} tokens")
+        if not loss_mask[end - 1]:
+            raise WireError(f"turn end {end} is behind a token that is not the model's")
+        if end < count and loss_mask[end]:
+            raise WireError(f"turn end {end} is before another token of the model's")
+        at = end
+    if turn_ends and reason is not FinishReason.UNFINISHED and at != count:
+        raise WireError(f"a finished trajectory goes on for {count - at} tokens behind its last turn")
 
 
 def check_segments(segments: Sequence[Segment], tokens: int) -> None:
@@ -273,7 +333,10 @@ def empty_trajectory(temperature: float) -> Trajectory:
 
 
 def extend(head: Trajectory, tail: Trajectory) -> Trajectory:
-    """`head` continued by `tail`, whose segments count from 0: ids, log-probs and versions concatenate."""
+    """`head` continued by `tail`, whose segments count from 0: ids, log-probs and versions concatenate.
+
+    Turns and the environment's state are the head's.
+    """
     shift = len(head.token_ids)
     segments = list(head.segments)
     for s in tail.segments:
@@ -289,4 +352,19 @@ def extend(head: Trajectory, tail: Trajectory) -> Trajectory:
         segments,
         tail.temperature,
         tail.finish_reason,
+        turn_ends=list(head.turn_ends),
+        environment_state=head.environment_state,
+    )
+
+
+def added_by_environment(ids: Sequence[int], version: int, temperature: float) -> Trajectory:
+    """Tokens that the policy did not choose, as a tail for `extend`."""
+    n = len(ids)
+    return Trajectory(
+        np.asarray(ids, np.int32),
+        np.zeros(n, np.float32),
+        np.zeros(n, np.uint8),
+        [Segment(version, 0, n)] if n else [],
+        temperature,
+        FinishReason.UNFINISHED,
     )

@@ -2,6 +2,7 @@
 
     spell_backward   spell a word backward: `configs/demo.yaml`
     long_tail        the same, repeated so that a few answers are very long: `configs/long_tail.yaml`
+    calculator       calculate with a tool, in two turns: `configs/calculator.yaml`
 
 A configuration names a demo's files by URI, wherever it would name a path:
 
@@ -9,7 +10,7 @@ A configuration names a demo's files by URI, wherever it would name a path:
     demo:spell_backward/train   the training rows, JSON lines
     demo:spell_backward/val     the held-out rows, JSON lines
 
-and likewise for the other task. The files are made on first use (up to a minute on one thread) and cached.
+and likewise for the other tasks. The files are made on first use (up to a minute on one thread) and cached.
 This module imports neither torch nor transformers, so that resolving a URI that is already cached costs
 milliseconds.
 """
@@ -17,6 +18,7 @@ milliseconds.
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.demo.calculator import CALCULATOR
 from headrace.demo.long_tail import LONG_TAIL
 from headrace.demo.warmup import (
     SPELL_BACKWARD,
@@ -45,7 +47,7 @@ __all__ = [
 
 SCHEME = "demo:"
 
-TASKS: dict[str, Task] = {task.name: task for task in (SPELL_BACKWARD, LONG_TAIL)}
+TASKS: dict[str, Task] = {task.name: task for task in (SPELL_BACKWARD, LONG_TAIL, CALCULATOR)}
 
 _FILES: dict[str, Callable[[DemoAssets], Path]] = {
     "": lambda assets: assets.model_dir,

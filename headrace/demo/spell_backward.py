@@ -149,9 +149,13 @@ def build_tokenizer(
 
 
 def build_model(
-    seed: int, vocabulary: int = len(TOKENS), max_positions: int = MAX_POSITIONS
+    seed: int,
+    vocabulary: int = len(TOKENS),
+    max_positions: int = MAX_POSITIONS,
+    hidden: int = 128,
+    layers: int = 4,
 ) -> "LlamaForCausalLM":
-    """The freshly initialised model: a Llama of 0.8 M parameters, float32, embeddings untied.
+    """The freshly initialised model: a Llama, float32, embeddings untied; 0.8 M parameters by default.
 
     The weights depend on `seed` alone; the caller's random state is left as it was.
     """
@@ -160,11 +164,11 @@ def build_model(
 
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 32,
         max_position_embeddings=max_positions,
         tie_word_embeddings=False,
         pad_token_id=PAD_ID,

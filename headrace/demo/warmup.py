@@ -82,6 +82,8 @@ class Task:
     write_rows: Callable[[Path, Sequence[str], str], None]  # (file, questions, name of the split)
     build_tokenizer: Callable[[], "PreTrainedTokenizerFast"]
     build_model: Callable[[int], "LlamaForCausalLM"]  # from a seed
+    chosen: Callable[[Sequence[int]], Sequence[bool]] | None = None
+    """Which tokens of a response the model says itself, where an environment says others; None: all."""
 
 
 def demonstrate(word: str, rng: random.Random, recipe: Recipe = DEFAULT_RECIPE) -> str:
@@ -227,7 +229,8 @@ def collate(
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
     """(question, answer) pairs as token ids and labels, both int64 [batch, longest], padded on the right.
 
-    Labels stand at their own token's place (the model shifts them) and cover the answer and its <eos> only.
+    Labels stand at their own token's place (the model shifts them) and cover the answer and its <eos> only,
+    without what an environment says.
     Padding on the right needs no mask: under causal attention no labelled position sees it.
     """
     import torch
@@ -240,7 +243,9 @@ def collate(
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         end = len(prompt) + len(answer)
         ids[row, :end] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : end] = torch.tensor(answer)
+        chosen = task.chosen(answer) if task.chosen is not None else [True] * len(answer)
+        own = [token if said else IGNORED_LABEL for token, said in zip(answer, chosen, strict=True)]
+        labels[row, len(prompt) : end] = torch.tensor(own)
     return ids, labels
 
 
@@ -278,6 +283,8 @@ def exact_match(
     Questions with prompts of one length and answers of one length are decoded together: no batch needs
     padding, and none is read on past the end of the right answer, where nothing can change the score.
     """
+    if task.chosen is not None:
+        return _agreement(model, questions, task)
     groups: dict[tuple[int, int], list[tuple[list[int], list[int]]]] = {}
     for question in questions:
         prompt, expected = task.prompt_ids(question), task.response_ids(task.answer(question))
@@ -288,6 +295,18 @@ def exact_match(
         for (_, expected), response in zip(group, responses, strict=True):
             right += response[:length] == expected
     return right / len(questions)
+
+
+def _agreement(model: "LlamaForCausalLM", questions: Sequence[str], task: Task) -> float:
+    """The share of `questions` for which every token of the right response that the model says itself is the
+    most likely one there: that greedy decoding, with an environment that answers, would say just this."""
+    import torch
+
+    ids, labels = collate([(question, task.answer(question)) for question in questions], task)
+    with torch.inference_mode():
+        said = model(input_ids=ids, use_cache=False).logits[:, :-1].argmax(-1)
+    agrees = (said == labels[:, 1:]) | (labels[:, 1:] == IGNORED_LABEL)
+    return float(agrees.all(-1).float().mean())
 
 
 def _greedy(prompts: list[list[int]], model: "LlamaForCausalLM", max_new_tokens: int) -> list[list[int]]:

@@ -94,6 +94,9 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
         ref = ref.model_copy(update={"path": path(ref.path)})
     if critic.path is not None:
         critic = critic.model_copy(update={"path": path(critic.path)})
+    environment = config.environment
+    if environment.path is not None and reward_probe.is_file(environment.path):
+        environment = environment.model_copy(update={"path": str(Path(environment.path).absolute())})
     trainer = config.trainer
     if trainer.resume not in ("auto", "never"):
         trainer = trainer.model_copy(update={"resume": str(Path(trainer.resume).absolute())})
@@ -106,6 +109,7 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
             "data": data,
             "custom_reward_function": custom,
             "reward": config.reward.model_copy(update={"sources": sources}),
+            "environment": environment,
             "runs_dir": str(Path(config.runs_dir).absolute()),
         }
     )

@@ -19,7 +19,7 @@ from headrace.data.rows import DataError, Row
 from headrace.data.tokenizer import template_problem
 from headrace.model_files import unsupported
 from headrace.redis_connect import VOLATILE, connect
-from headrace.runner import reward_probe, trackers
+from headrace.runner import environment_probe, reward_probe, trackers
 from headrace.runner.data_progress import print_progress
 from headrace.valkey_server import ValkeyError, server_binary
 
@@ -43,6 +43,7 @@ def examine(config: RunConfig) -> Findings:
         *_data(config, rows, warnings),
         *_model(config),
         *reward_probe.problems(config),
+        *environment_probe.problems(config),
         *_redis(config),
         *_ports(config),
         *_cores(config),

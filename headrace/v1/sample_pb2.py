@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/sample.proto\x12\x0bheadrace.v1\"\xa4\x01\n\x06Prompt\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\r\n\x05issue\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0b\n\x03row\x18\x04 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x05 \x01(\x0c\x12\x13\n\x0b\x64\x61ta_source\x18\x06 \x01(\t\x12\x14\n\x0cground_truth\x18\x07 \x01(\t\x12\x17\n\x0f\x65xtra_info_json\x18\x08 \x01(\t\"6\n\x07Segment\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\xcb\x02\n\nTrajectory\x12\x1a\n\x12response_token_ids\x18\x01 \x01(\x0c\x12\x1b\n\x13\x62\x65haviour_log_probs\x18\x02 \x01(\x0c\x12\x11\n\tloss_mask\x18\x03 \x01(\x0c\x12&\n\x08segments\x18\x04 \x03(\x0b\x32\x14.headrace.v1.Segment\x12\x13\n\x0btemperature\x18\x05 \x01(\x02\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.headrace.v1.FinishReason\x12\x0e\n\x06reward\x18\x07 \x01(\x02\x12>\n\x0creward_parts\x18\x08 \x03(\x0b\x32(.headrace.v1.Trajectory.RewardPartsEntry\x1a\x32\n\x10RewardPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xd4\x01\n\x06Sample\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.headrace.v1.Prompt\x12-\n\x0ctrajectories\x18\x02 \x03(\x0b\x32\x17.headrace.v1.Trajectory\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\ngenerate_s\x18\x05 \x01(\x01\x12\x10\n\x08reward_s\x18\x06 \x01(\x01\x12\x1c\n\x0f\x62\x61seline_reward\x18\x07 \x01(\x02H\x00\x88\x01\x01\x42\x12\n\x10_baseline_reward\"<\n\x0bParkedGroup\x12-\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x17.headrace.v1.Trajectory\"~\n\x10ValidationResult\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\x12\x13\n\x0b\x64\x61ta_source\x18\x03 \x01(\t\x12\x0e\n\x06reward\x18\x04 \x01(\x02\x12\x17\n\x0fresponse_tokens\x18\x05 \x01(\r\x12\x0e\n\x06\x61nswer\x18\x06 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/sample.proto\x12\x0bheadrace.v1\"\xa4\x01\n\x06Prompt\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\r\n\x05issue\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0b\n\x03row\x18\x04 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x05 \x01(\x0c\x12\x13\n\x0b\x64\x61ta_source\x18\x06 \x01(\t\x12\x14\n\x0cground_truth\x18\x07 \x01(\t\x12\x17\n\x0f\x65xtra_info_json\x18\x08 \x01(\t\"6\n\x07Segment\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\x87\x04\n\nTrajectory\x12\x1a\n\x12response_token_ids\x18\x01 \x01(\x0c\x12\x1b\n\x13\x62\x65haviour_log_probs\x18\x02 \x01(\x0c\x12\x11\n\tloss_mask\x18\x03 \x01(\x0c\x12&\n\x08segments\x18\x04 \x03(\x0b\x32\x14.headrace.v1.Segment\x12\x13\n\x0btemperature\x18\x05 \x01(\x02\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.headrace.v1.FinishReason\x12\x0e\n\x06reward\x18\x07 \x01(\x02\x12>\n\x0creward_parts\x18\x08 \x03(\x0b\x32(.headrace.v1.Trajectory.RewardPartsEntry\x12\x11\n\tturn_ends\x18\t \x03(\r\x12\x1e\n\x16\x65nvironment_state_json\x18\n \x01(\t\x12L\n\x13\x65nvironment_metrics\x18\x0b \x03(\x0b\x32/.headrace.v1.Trajectory.EnvironmentMetricsEntry\x1a\x32\n\x10RewardPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x1a\x39\n\x17\x45nvironmentMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xd4\x01\n\x06Sample\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.headrace.v1.Prompt\x12-\n\x0ctrajectories\x18\x02 \x03(\x0b\x32\x17.headrace.v1.Trajectory\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\ngenerate_s\x18\x05 \x01(\x01\x12\x10\n\x08reward_s\x18\x06 \x01(\x01\x12\x1c\n\x0f\x62\x61seline_reward\x18\x07 \x01(\x02H\x00\x88\x01\x01\x42\x12\n\x10_baseline_reward\"<\n\x0bParkedGroup\x12-\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x17.headrace.v1.Trajectory\"~\n\x10ValidationResult\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\x12\x13\n\x0b\x64\x61ta_source\x18\x03 \x01(\t\x12\x0e\n\x06reward\x18\x04 \x01(\x02\x12\x17\n\x0fresponse_tokens\x18\x05 \x01(\r\x12\x0e\n\x06\x61nswer\x18\x06 \x01(\t*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TURN_LIMIT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,20 +33,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRAJECTORY_REWARDPARTSENTRY']._loaded_options = None
   _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1003
-  _globals['_FINISHREASON']._serialized_end=1098
+  _globals['_TRAJECTORY_ENVIRONMENTMETRICSENTRY']._loaded_options = None
+  _globals['_TRAJECTORY_ENVIRONMENTMETRICSENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=1191
+  _globals['_FINISHREASON']._serialized_end=1316
   _globals['_PROMPT']._serialized_start=42
   _globals['_PROMPT']._serialized_end=206
   _globals['_SEGMENT']._serialized_start=208
   _globals['_SEGMENT']._serialized_end=262
   _globals['_TRAJECTORY']._serialized_start=265
-  _globals['_TRAJECTORY']._serialized_end=596
-  _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_start=546
-  _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_end=596
-  _globals['_SAMPLE']._serialized_start=599
-  _globals['_SAMPLE']._serialized_end=811
-  _globals['_PARKEDGROUP']._serialized_start=813
-  _globals['_PARKEDGROUP']._serialized_end=873
-  _globals['_VALIDATIONRESULT']._serialized_start=875
-  _globals['_VALIDATIONRESULT']._serialized_end=1001
+  _globals['_TRAJECTORY']._serialized_end=784
+  _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_start=675
+  _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_end=725
+  _globals['_TRAJECTORY_ENVIRONMENTMETRICSENTRY']._serialized_start=727
+  _globals['_TRAJECTORY_ENVIRONMENTMETRICSENTRY']._serialized_end=784
+  _globals['_SAMPLE']._serialized_start=787
+  _globals['_SAMPLE']._serialized_end=999
+  _globals['_PARKEDGROUP']._serialized_start=1001
+  _globals['_PARKEDGROUP']._serialized_end=1061
+  _globals['_VALIDATIONRESULT']._serialized_start=1063
+  _globals['_VALIDATIONRESULT']._serialized_end=1189
 # @@protoc_insertion_point(module_scope)

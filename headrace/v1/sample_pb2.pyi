@@ -12,9 +12,11 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_TURN_LIMIT: _ClassVar[FinishReason]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_TURN_LIMIT: FinishReason
 
 class Prompt(_message.Message):
     __slots__ = ("sample_id", "issue", "epoch", "row", "prompt_token_ids", "data_source", "ground_truth", "extra_info_json")
@@ -47,8 +49,15 @@ class Segment(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Trajectory(_message.Message):
-    __slots__ = ("response_token_ids", "behaviour_log_probs", "loss_mask", "segments", "temperature", "finish_reason", "reward", "reward_parts")
+    __slots__ = ("response_token_ids", "behaviour_log_probs", "loss_mask", "segments", "temperature", "finish_reason", "reward", "reward_parts", "turn_ends", "environment_state_json", "environment_metrics")
     class RewardPartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class EnvironmentMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +72,9 @@ class Trajectory(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     REWARD_PARTS_FIELD_NUMBER: _ClassVar[int]
+    TURN_ENDS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_STATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_METRICS_FIELD_NUMBER: _ClassVar[int]
     response_token_ids: bytes
     behaviour_log_probs: bytes
     loss_mask: bytes
@@ -71,7 +83,10 @@ class Trajectory(_message.Message):
     finish_reason: FinishReason
     reward: float
     reward_parts: _containers.ScalarMap[str, float]
-    def __init__(self, response_token_ids: _Optional[bytes] = ..., behaviour_log_probs: _Optional[bytes] = ..., loss_mask: _Optional[bytes] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., temperature: _Optional[float] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    turn_ends: _containers.RepeatedScalarFieldContainer[int]
+    environment_state_json: str
+    environment_metrics: _containers.ScalarMap[str, float]
+    def __init__(self, response_token_ids: _Optional[bytes] = ..., behaviour_log_probs: _Optional[bytes] = ..., loss_mask: _Optional[bytes] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., temperature: _Optional[float] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., turn_ends: _Optional[_Iterable[int]] = ..., environment_state_json: _Optional[str] = ..., environment_metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("prompt", "trajectories", "owner", "attempt", "generate_s", "reward_s", "baseline_reward")

@@ -37,6 +37,7 @@ from headrace_queue.__main__ import _report_the_last, prepare
 from headrace_queue.loops import Pulse, run_loop
 from headrace_rollouter.__main__ import _decoder
 from headrace_rollouter.engine import Engine
+from headrace_rollouter.environment_turns import environment_turns
 from headrace_rollouter.member import Member
 from headrace_rollouter.work import Worker
 from headrace_trainer.loop import Trainer
@@ -131,7 +132,9 @@ class SharedStack:
         scorer = build_scorer(config)
         engine = Engine(config, self._engine._llm, self._stop_ids)
         trace = recorder(config, "rollouter-0")
-        worker = Worker(config, ledger, engine, scorer, _decoder(config, self._stop_ids), owner, trace)
+        turns = environment_turns(config, self._stop_ids)
+        decode = _decoder(config, self._stop_ids)
+        worker = Worker(config, ledger, engine, scorer, decode, owner, trace, turns)
         member = Member(config, engine, worker, owner, address, TOKEN)
         stop = asyncio.Event()
 

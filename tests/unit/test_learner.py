@@ -294,3 +294,47 @@ def test_a_model_that_takes_no_step_is_stuck(ranks: Ranks, model_dir: str) -> No
     assert both.is_stuck(Learned(UpdateSums(), optimizer_steps=0, stepped=0, critic_stepped=0))
     assert not both.is_stuck(Learned(UpdateSums(), optimizer_steps=0, stepped=0, critic_stepped=1))
     assert not plain.is_stuck(Learned(UpdateSums(), optimizer_steps=2, stepped=1))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"async_training": {"use_rollout_log_probs": False}, "actor": {"use_kl_loss": True}},
+        {"algorithm": {"adv_estimator": "gae"}, "critic": {"enable": True}},
+        {"actor": {"policy_loss": "gspo"}, "algorithm": {"use_kl_in_reward": True}},
+    ],
+    ids=["default", "recomputed", "critic", "sequence-level"],
+)
+def test_what_an_environment_said_is_read_and_not_trained(
+    sections: dict[str, Any], ranks: Ranks, samples: list[Sample], model_dir: str
+) -> None:
+    """Its tokens are context: change one, and what follows changes; the numbers that stand with it, the
+    log-prob of no sampler, are never looked at."""
+
+    def with_gaps(log_prob: float, shift: int = 0) -> list[Sample]:
+        out = []
+        for s in samples:
+            group = []
+            for t in s.trajectories:
+                mask = np.arange(len(t.token_ids)) % 3 != 1
+                ids = np.where(mask, t.token_ids, (t.token_ids + shift) % 90 + 3)
+                log_probs = np.where(mask, t.log_probs, log_prob).astype("float32")
+                group.append(
+                    dataclasses.replace(
+                        t, token_ids=ids.astype("int32"), log_probs=log_probs, loss_mask=mask.astype("uint8")
+                    )
+                )
+            out.append(dataclasses.replace(s, trajectories=group))
+        return out
+
+    def outcome(given: list[Sample]) -> tuple[list[float], list[float], dict[str, float]]:
+        learned, moved = learn(config(**sections), ranks, given, model_dir)
+        return learned.sums.vector(), [moved, *learned.sums.grad_norms], learned.metrics
+
+    zero, other = outcome(with_gaps(0.0)), outcome(with_gaps(-50.0))
+    assert zero == other
+    trained = sum(int(t.loss_mask.sum()) for s in with_gaps(0.0) for t in s.trajectories)
+    assert zero[0][UpdateSums.names().index("tokens")] == trained
+    if not sections:
+        assert outcome(with_gaps(0.0, shift=7))[0] != zero[0]

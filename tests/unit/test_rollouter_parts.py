@@ -15,7 +15,8 @@ from headrace.v1 import sync_pb2 as pb
 from headrace.wire import Prompt, encode_prompt
 from headrace_rollouter.engine import EngineFailed
 from headrace_rollouter.member import Member
-from headrace_rollouter.work import Worker, sampling_seed
+from headrace_rollouter.seeds import sampling_seed
+from headrace_rollouter.work import Worker
 from tests.in_process_reward import in_process
 
 

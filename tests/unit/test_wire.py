@@ -42,10 +42,38 @@ def segments(draw: st.DrawFn, tokens: int, oldest: int = 0) -> list[Segment]:
     return [Segment(v, a, b) for v, a, b in zip(versions, cuts, cuts[1:], strict=False)]
 
 
+states = st.dictionaries(texts, json_values, max_size=3)
+
+
+@st.composite
+def many_turns(draw: st.DrawFn, finished: bool, oldest: int) -> Trajectory:
+    """Turns of the model with an environment's tokens between them; unfinished, it may stop anywhere."""
+    pieces = draw(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2)), min_size=1, max_size=3))
+    mask = [m for model, other in pieces for m in [1] * model + [0] * other]
+    turn_ends = [i + 1 for i, m in enumerate(mask[:-1]) if m and not mask[i + 1]]
+    keep = turn_ends[-1] if finished else draw(st.integers(0, len(mask)))
+    mask, turn_ends = mask[:keep], [end for end in turn_ends if end <= keep]
+    reason = draw(st.sampled_from([1, 2, 3])) if finished else 0
+    log_probs = [-draw(st.floats(0, 2.0**20, width=32)) if m else 0.0 for m in mask]
+    return Trajectory(
+        array(draw(st.lists(int32s, min_size=keep, max_size=keep)), "int32"),
+        array(log_probs, "float32"),
+        array(mask, "uint8"),
+        draw(segments(keep, oldest)),
+        1.0,
+        FinishReason(reason),
+        turn_ends=turn_ends,
+        environment_state=None if finished else draw(st.none() | states),
+        environment_metrics=draw(st.dictionaries(texts, float32s, max_size=2)) if finished else {},
+    )
+
+
 @st.composite
 def trajectories(draw: st.DrawFn, finished: bool = True, oldest: int = 0) -> Trajectory:
     count = draw(st.integers(1 if finished else 0, 6))
-    reasons = [FinishReason.STOP, FinishReason.LENGTH]
+    reasons = [FinishReason.STOP, FinishReason.LENGTH, FinishReason.TURN_LIMIT]
+    if draw(st.booleans()):
+        return draw(many_turns(finished, oldest))
     return Trajectory(
         array(draw(st.lists(int32s, min_size=count, max_size=count)), "int32"),
         array(draw(st.lists(st.floats(-(2.0**100), 0, width=32), min_size=count, max_size=count)), "float32"),
@@ -117,6 +145,14 @@ def check_trajectory(t: Trajectory, finished: bool) -> None:
     assert versions == sorted(versions)
     assert t.versions == ((versions[0], versions[-1]) if versions else None)
     assert isinstance(t.finish_reason, FinishReason)
+    assert t.turn_ends == sorted(set(t.turn_ends))
+    assert all(0 < end <= count and t.loss_mask[end - 1] for end in t.turn_ends)
+    assert all(end == count or not t.loss_mask[end] for end in t.turn_ends)
+    unfinished = t.finish_reason is FinishReason.UNFINISHED
+    assert unfinished or not t.turn_ends or t.turn_ends[-1] == count
+    assert t.awaits_environment == (unfinished and count in t.turn_ends)
+    assert t.environment_state is None or (isinstance(t.environment_state, dict) and not finished)
+    assert all(math.isfinite(v) for v in t.environment_metrics.values())
     assert math.isfinite(t.reward)
     assert all(math.isfinite(v) for v in t.reward_parts.values())
     assert math.isfinite(t.temperature)
@@ -229,6 +265,9 @@ def odd_trajectories(draw: st.DrawFn) -> pb.Trajectory:
         finish_reason=draw(st.sampled_from([0, 1, 2, 3, -1])),  # type: ignore[arg-type]
         reward=draw(awkward_floats),
         reward_parts=draw(st.dictionaries(texts, awkward_floats, max_size=1)),
+        turn_ends=draw(st.just([]) | st.lists(st.integers(0, 4), max_size=2)),
+        environment_state_json=draw(st.sampled_from(["", "", "{}", "[]", "{", "[" * 100_000, '{"a": NaN}'])),
+        environment_metrics=draw(st.dictionaries(texts, awkward_floats, max_size=1)),
     )
 
 
@@ -293,6 +332,16 @@ def segment(version: int, start: int, end: int) -> pb.Segment:
         ({"reward_parts": {"a": math.inf}}, "reward is not finite"),
         ({"temperature": 0.0}, "temperature 0.0 is not positive"),
         ({"temperature": math.inf}, "temperature inf"),
+        ({"turn_ends": [0]}, "turn end 0 does not follow 0"),
+        ({"turn_ends": [3]}, "turn end 3 does not follow 0 within 2 tokens"),
+        ({"turn_ends": [1, 1]}, "turn end 1 does not follow 1"),
+        ({"turn_ends": [2]}, "turn end 2 is behind a token that is not the model's"),
+        ({"loss_mask": b"\1\1", "turn_ends": [1, 2]}, "turn end 1 is before another token of the model's"),
+        ({"turn_ends": [1]}, "goes on for 1 tokens behind its last turn"),
+        ({"environment_metrics": {"a": math.nan}}, "environment metric is not finite"),
+        ({"environment_state_json": "{}"}, "finished sample has an environment state"),
+        ({"environment_state_json": "["}, "environment_state_json: "),
+        ({"environment_state_json": "[]"}, "environment_state_json is no object"),
         (
             {"response_token_ids": b"", "behaviour_log_probs": b"", "loss_mask": b"", "segments": []},
             "a finished trajectory has no tokens",
@@ -433,6 +482,31 @@ def test_extend_merges_equal_versions() -> None:
     assert whole.versions == (4, 6)
     assert (head.token_ids.tolist(), list(head.segments), list(tail.segments)) == before
     assert wire.extend(wire.empty_trajectory(0.7), tail).segments == tail.segments
+
+
+def test_entries_from_before_there_were_environments_decode() -> None:
+    """None of the fields is there: a response of one turn."""
+    [t] = wire.decode_sample(
+        pb.Sample(prompt=good_prompt(), trajectories=[good_trajectory()]).SerializeToString()
+    ).trajectories
+    assert (t.turns, t.turn_ends, t.environment_state, t.environment_metrics) == (1, [], None, {})
+    [t] = wire.decode_parked(
+        pb.ParkedGroup(trajectories=[good_trajectory(finish_reason=0)]).SerializeToString()
+    )
+    assert (t.turns, t.awaits_environment, t.environment_state) == (0, False, None)
+
+
+def test_extend_keeps_the_turns_and_the_state() -> None:
+    head = Trajectory(
+        array([1, 2], "int32"), array([-1, -2], "float32"), array([1, 1], "uint8"),
+        [Segment(4, 0, 2)], 0.7, FinishReason.UNFINISHED, turn_ends=[2], environment_state={"a": 1},
+    )  # fmt: skip
+    assert head.awaits_environment
+    whole = wire.extend(head, wire.added_by_environment([7, 8], 5, 0.7))
+    assert (whole.turn_ends, whole.environment_state, whole.awaits_environment) == ([2], {"a": 1}, False)
+    assert whole.loss_mask.tolist() == [1, 1, 0, 0]
+    assert whole.log_probs.tolist() == [-1, -2, 0, 0]
+    assert whole.segments == [Segment(4, 0, 2), Segment(5, 2, 4)]
 
 
 def test_versions_of_a_sample() -> None:

@@ -23,6 +23,7 @@ from headrace import environment, logs, tls
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
+from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable
 from headrace.model_files import eos_token_ids
@@ -34,6 +35,7 @@ from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
 from headrace.trace import recorder
 from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine, EngineFailed
+from headrace_rollouter.environment_turns import environment_turns
 from headrace_rollouter.health import build_app
 from headrace_rollouter.member import Expelled, Member
 from headrace_rollouter.work import Worker
@@ -68,6 +70,7 @@ class Rollouter:
         await ledger.run(ops.beat(self.incarnation))
         stop_ids = eos_token_ids(Path(config.model.path))
         decode = _decoder(config, stop_ids)
+        turns = environment_turns(config, stop_ids)
         began = time.monotonic()
         self.engine = await Engine.start(config, stop_ids)
         log.info("engine loaded", extra={"seconds": round(time.monotonic() - began, 1)})
@@ -76,7 +79,7 @@ class Rollouter:
         gc.freeze()
         _write_engine_file()
         trace = recorder(config, f"rollouter-{self.args.replica}")
-        self.worker = Worker(config, ledger, self.engine, scorer, decode, self.incarnation, trace)
+        self.worker = Worker(config, ledger, self.engine, scorer, decode, self.incarnation, trace, turns)
         self.member = Member(
             config,
             self.engine,
@@ -217,7 +220,7 @@ def main() -> None:
         config = load(args.config)
         bind(config.rollout.cpus, "rollout.cpus")
         code = asyncio.run(Rollouter(config, args).run())
-    except (ConfigError, RewardError, ValueError) as error:
+    except (ConfigError, RewardError, EnvironmentFailed, ValueError) as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_CONFIG
     except LedgerUnavailable as error:

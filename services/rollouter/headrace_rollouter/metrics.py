@@ -41,13 +41,19 @@ MEMORY = Gauge(
     "headrace_rollouter_waits_for_memory", "1 while results wait because the Redis server's memory is used up"
 )
 TAKES = Counter("headrace_rollouter_takes_total", "Requests for work by the ledger's answer", ["status"])
+ENVIRONMENT_SECONDS = Histogram(
+    "headrace_environment_call_seconds",
+    "Seconds of one call of the environment",
+    ["call"],
+    buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60),
+)
 
 VERSION.set(-1)
 IDLE.set(1.0)
 # From the start at 0: the first of a kind would not show as an increase.
-for _reason in ("malformed", "timeout", "generation_error", "reward_error"):
+for _reason in ("malformed", "timeout", "generation_error", "environment_error", "reward_error"):
     FAILED.labels(reason=_reason)
-for _reason in ("stop", "length"):
+for _reason in ("stop", "length", "turn_limit"):
     RESPONSE_TOKENS.labels(finish_reason=_reason)
 for _status in TakeStatus:
     TAKES.labels(status=str(_status))

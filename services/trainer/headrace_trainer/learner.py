@@ -27,8 +27,10 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 
 def _is_scored(row: Row) -> bool:
+    """On the tokens that are trained; what an environment said is only read."""
+    on = row.trajectory.loss_mask > 0
     scores = (row.old_log_probs, row.ref_log_probs, row.values)
-    return all(bool(np.isfinite(s).all()) for s in scores if s is not None)
+    return all(bool(np.isfinite(s[on]).all()) for s in scores if s is not None)
 
 
 @dataclass

@@ -24,7 +24,15 @@ from headrace_trainer.batch import Batch
 from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.run_log import RunLog, part_means, part_sums, spread, staleness_metrics, update_gaps
+from headrace_trainer.run_log import (
+    RunLog,
+    environment_metrics,
+    part_means,
+    part_sums,
+    spread,
+    staleness_metrics,
+    update_gaps,
+)
 from headrace_trainer.trackers import Tracking
 from headrace_trainer.update import UpdateSums
 
@@ -191,6 +199,8 @@ class Report:
                         len({t.reward for t in s.trajectories}) == 1 for mini in batch.mini for s in mini
                     ),
                     "spans": [s.span for mini in batch.mini for s in mini],
+                    "turns": [t.turns for t in mine],
+                    "counted": [t.environment_metrics for t in mine],
                 }
             )
             stats = self._ledger.run(ops.stats()) if self._log is not None else None
@@ -324,6 +334,9 @@ class Report:
         if self._config.actor.use_kl_loss:
             row["actor/kl_loss"] = total.reference_kl / tokens
             row["actor/kl_coef"] = self._config.actor.kl_loss_coef
+        if not self._config.environment.is_single_turn:
+            turns, counted = ([x for f in facts for x in f[key]] for key in ("turns", "counted"))
+            row |= environment_metrics(turns, counted)
         if self._idle is not None:
             row["rollouter/idle_ratio"] = self._idle
         if self._utilization is not None:

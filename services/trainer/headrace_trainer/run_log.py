@@ -141,6 +141,15 @@ def part_means(sums: Sequence[PartSums]) -> dict[str, float]:
     return {f"{PART}{name}": total / count for name, (total, count) in kept}
 
 
+def environment_metrics(turns: Sequence[int], counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Turns of each trajectory, and means of what its environment counted, of those that have the count."""
+    out = {"env/turns/mean": sum(turns) / len(turns), "env/turns/max": float(max(turns))}
+    for name in sorted({name for counts in counted for name in counts}):
+        found = [counts[name] for counts in counted if name in counts]
+        out[f"env/{name}/mean"] = sum(found) / len(found)
+    return out
+
+
 def spread(values: Sequence[float], prefix: str) -> dict[str, float]:
     """mean, std (population), min, max of `values`."""
     mean = sum(values) / len(values)

@@ -1,0 +1,52 @@
+"""Configuration of the environment: what answers the model between its turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from headrace.config_base import Section
+
+SINGLE_TURN = "single_turn"
+BUILT_IN = {"calculator": ("headrace.environments.calculator", "Calculator")}
+"""Module and class of each environment that comes along, beside `single_turn`, which has none."""
+
+
+class EnvironmentConfig(Section):
+    """What answers the model between its turns; by default nothing does, and a response is one turn."""
+
+    name: str = SINGLE_TURN
+    """`single_turn`, `calculator`, or, with `path`, the name of a class or function in it that makes an
+    environment."""
+    path: str | None = None
+    """A Python file, or an importable module, with an environment of your own."""
+    kwargs: dict[str, Any] = {}
+    """Arguments that the environment is made with."""
+    max_turns: int = Field(8, gt=0)
+    """Turns of the model in one trajectory; the response limit counts the tokens of all, and the
+    environment's too."""
+    step_timeout_s: float = Field(30.0, gt=0)
+    """Longest single call of the environment; past it the sample fails, and is tried anew a few times."""
+
+    @property
+    def is_single_turn(self) -> bool:
+        return self.path is None and self.name == SINGLE_TURN
+
+    def problems(self, drain_stall_s: float) -> list[str]:
+        """What does not fit together, each with the change that mends it. `drain_stall_s`: of the sync."""
+        if self.path is None and self.name != SINGLE_TURN and self.name not in BUILT_IN:
+            known = ", ".join([SINGLE_TURN, *BUILT_IN])
+            return [
+                f"environment.name: {self.name!r} does not come along ({known} do): set environment.path to "
+                "the file or module that has it"
+            ]
+        if self.is_single_turn and self.kwargs:
+            return ["environment.kwargs are for an environment: set environment.name, or leave them out"]
+        if not self.is_single_turn and self.step_timeout_s >= drain_stall_s:
+            return [
+                f"environment.step_timeout_s = {self.step_timeout_s:g} is not below sync.drain_stall_s = "
+                f"{drain_stall_s:g}: a rollouter that waits for an answer before a sync would be taken for "
+                "stuck; lower the first or raise the second"
+            ]
+        return []

@@ -1,0 +1,35 @@
+"""The environment that the configuration names, ready to answer turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from headrace.config import RunConfig
+from headrace.data.tokenizer import load_tokenizer
+from headrace.environments import Environment, Observation
+from headrace.environments.host import EnvironmentHost
+from headrace.environments.loading import load_environment
+from headrace_rollouter.observations import ObservationEncoder
+
+
+@dataclass(frozen=True)
+class EnvironmentTurns:
+    """An environment, and how its observations become tokens."""
+
+    host: EnvironmentHost
+    encode: Callable[[Observation], list[int]]
+
+
+def environment_turns(config: RunConfig, stop_ids: Collection[int]) -> EnvironmentTurns | None:
+    """None for single turns. Raises EnvironmentFailed, DataError."""
+    if config.environment.is_single_turn:
+        return None
+
+    def make() -> Environment:
+        made = load_environment(config.environment)
+        assert made is not None
+        return made
+
+    host = EnvironmentHost(make, config.environment.step_timeout_s)
+    return EnvironmentTurns(host, ObservationEncoder(load_tokenizer(config), stop_ids).encode)

@@ -1,0 +1,213 @@
+"""One sample from take to finish: generate its group, score it, finish it, or park, hand back, fail.
+
+The ledger fences everything by owner and attempt; a `fenced` answer means that somebody else owns the sample
+now, and what was generated here is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+import traceback
+from collections.abc import Callable
+
+from headrace.config import RunConfig
+from headrace.environments.loading import EnvironmentFailed
+from headrace.ledger import ops
+from headrace.ledger.client import AsyncLedger
+from headrace.ledger.replies import Taken, Verdict
+from headrace.wire import (
+    FinishReason,
+    Prompt,
+    Sample,
+    Trajectory,
+    WireError,
+    decode_parked,
+    decode_prompt,
+    empty_trajectory,
+    encode_parked,
+    encode_sample,
+)
+from headrace_rollouter import metrics
+from headrace_rollouter.engine import Engine
+from headrace_rollouter.scoring import Scoring
+from headrace_rollouter.seeds import sampling_seed
+from headrace_rollouter.serving import Serving
+from headrace_rollouter.trajectories import SeedOf, Trajectories
+
+log = logging.getLogger("headrace.rollouter.samples")
+
+
+class Samples:
+    """`began_with` is called with (sample, its oldest version) once parked work has been read."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ledger: AsyncLedger,
+        engine: Engine,
+        serving: Serving,
+        trajectories: Trajectories,
+        scoring: Scoring,
+        owner: str,
+        began_with: Callable[[Taken, int], None],
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._engine = engine
+        self._serving = serving
+        self._trajectories = trajectories
+        self._scoring = scoring
+        self._owner = owner
+        self._began_with = began_with
+        self.finished = 0
+
+    @property
+    def group_size(self) -> int:
+        """Trajectories to train and, behind them, the greedy one where there is one."""
+        return self._config.rollout.n + self._config.has_greedy_baseline
+
+    async def run(self, item: Taken, shown: dict[str, object]) -> None:
+        """From take to finish. `shown`: what the timeline tells about the sample."""
+        began = time.monotonic()
+        try:
+            prompt = decode_prompt(item.prompt)
+            group = decode_parked(item.work) if item.work else self._fresh_group()
+            if len(group) != self.group_size:
+                raise WireError(f"parked group of {len(group)}, {self.group_size} are asked for")
+            self._began_with(item, min([self._serving.version, *(v[0] for t in group if (v := t.versions))]))
+        except WireError as error:
+            await self._fail(item, "malformed", str(error))
+            return
+        seeds = self._seeds(prompt, item.failures)
+        try:
+            group = await self._generate_group(prompt, group, seeds)
+        except TimeoutError:
+            await self._fail(item, "timeout", f"no finish within {self._config.rollout.sample_timeout_s:g} s")
+            return
+        except EnvironmentFailed as error:
+            await self._fail(item, "environment_error", _trace(error))
+            return
+        except (
+            Exception
+        ) as error:  # the engine refused this request: the sample's fault until proven otherwise
+            await self._engine.check()  # a dead engine is not the sample's fault: raises, the owner expires
+            await self._fail(item, "generation_error", _trace(error))
+            return
+        if any(t.finish_reason is FinishReason.UNFINISHED for t in group):
+            await self._let_go(item, group)
+            return
+        generated = time.monotonic()
+        try:
+            await self._scoring.group(prompt, group, [seed_of(0) for seed_of in seeds])
+        except EnvironmentFailed as error:
+            await self._fail(item, "environment_error", _trace(error))
+            return
+        except Exception as error:  # user code: RewardError, and whatever else it manages to raise
+            await self._fail(item, "reward_error", _trace(error))
+            return
+        await self._serving.trusted.wait()
+        baseline = group.pop().reward if self._config.has_greedy_baseline else None
+        sample = Sample(
+            prompt,
+            group,
+            self._owner,
+            item.attempt,
+            generated - began,
+            time.monotonic() - generated,
+            baseline,
+        )
+        shown["partial"] = sample.span > 0
+        verdict = await self._ledger.run(
+            ops.finish(
+                self._owner,
+                item.sample_id,
+                item.attempt,
+                encode_sample(sample),
+                sample.min_version,
+                sample.max_version,
+                sample.tokens,
+            )
+        )
+        if verdict is Verdict.FENCED:
+            log.warning("finish refused", extra={"sample": item.sample_id, "attempt": item.attempt})
+            metrics.FENCED.inc()
+            return
+        self.finished += 1
+        metrics.SAMPLES.inc()
+
+    def _fresh_group(self) -> list[Trajectory]:
+        return [empty_trajectory(self._config.rollout.temperature) for _ in range(self.group_size)]
+
+    def _seeds(self, prompt: Prompt, failures: int) -> list[SeedOf]:
+        """Of each trajectory; the greedy one, where there is one, has none."""
+
+        def seed_of(index: int, have: int) -> int | None:
+            if index == self._config.rollout.n:
+                return None
+            return sampling_seed(self._config.seed, prompt.sample_id, index, have, failures)
+
+        return [functools.partial(seed_of, index) for index in range(self.group_size)]
+
+    async def _generate_group(
+        self, prompt: Prompt, group: list[Trajectory], seeds: list[SeedOf]
+    ) -> list[Trajectory]:
+        """Every unfinished trajectory continued. Raises TimeoutError past the sample's deadline."""
+        deadline = self._serving.clock() + self._config.rollout.sample_timeout_s
+        calls = [
+            asyncio.ensure_future(self._trajectory(prompt, t, seed_of))
+            for t, seed_of in zip(group, seeds, strict=True)
+        ]
+        pending = set(calls)
+        try:
+            while pending:
+                left = deadline - self._serving.clock()
+                if left <= 0:
+                    raise TimeoutError
+                _, pending = await asyncio.wait(pending, timeout=min(max(left, 0.01), 5.0))
+        finally:
+            for call in pending:
+                call.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        errors = [error for call in calls if (error := call.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [call.result() for call in calls]
+
+    async def _trajectory(self, prompt: Prompt, t: Trajectory, seed_of: SeedOf) -> Trajectory:
+        if t.finish_reason is not FinishReason.UNFINISHED:
+            return t
+        done = await self._trajectories.to_the_end(prompt, t, seed_of)
+        if done.finish_reason is not FinishReason.UNFINISHED and seed_of(0) is not None:
+            reason = done.finish_reason.name.lower()
+            metrics.RESPONSE_TOKENS.labels(finish_reason=reason).observe(len(done.token_ids))
+        return done
+
+    async def _fail(self, item: Taken, reason: str, detail: str) -> None:
+        answer = await self._ledger.run(ops.fail(self._owner, item.sample_id, item.attempt, reason, detail))
+        log.warning(
+            "sample failed",
+            extra={
+                "sample": item.sample_id,
+                "reason": reason,
+                "answer": str(answer),
+                "detail": detail[-300:],
+            },
+        )
+        metrics.FAILED.labels(reason=reason).inc()
+
+    async def _let_go(self, item: Taken, group: list[Trajectory]) -> None:
+        """Interrupted by the drain: park what there is, or hand back what never began."""
+        versions = [v[0] for t in group if (v := t.versions)]
+        if versions:
+            op = ops.park(self._owner, item.sample_id, item.attempt, encode_parked(group), min(versions))
+        else:
+            op = ops.hand_back(self._owner, item.sample_id, item.attempt)
+        verdict = await self._ledger.run(op)
+        log.info("let go", extra={"sample": item.sample_id, "by": op.script, "verdict": str(verdict)})
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-3500:]

@@ -1,0 +1,111 @@
+"""Held-out prompts: one response each under one version, scored, ahead of training prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import numpy as np
+
+from headrace.config import RunConfig
+from headrace.environments.loading import EnvironmentFailed
+from headrace.ledger import ops
+from headrace.ledger.client import AsyncLedger
+from headrace.reward import RewardError
+from headrace.trace import Lanes, Recorder
+from headrace.v1 import sample_pb2 as pb
+from headrace.wire import FinishReason, decode_prompt, empty_trajectory
+from headrace_rollouter.scoring import Scoring
+from headrace_rollouter.seeds import sampling_seed
+from headrace_rollouter.serving import Serving
+from headrace_rollouter.trajectories import Trajectories
+
+log = logging.getLogger("headrace.rollouter.validation")
+
+_POLL_S = 1.0
+_CHUNK = 16
+_ANSWER_CHARS = 1000
+
+
+class Validation:
+    def __init__(
+        self,
+        config: RunConfig,
+        ledger: AsyncLedger,
+        serving: Serving,
+        trajectories: Trajectories,
+        scoring: Scoring,
+        owner: str,
+        trace: Recorder,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._serving = serving
+        self._trajectories = trajectories
+        self._scoring = scoring
+        self._owner = owner
+        self._lanes = Lanes(trace, "validation")
+        self._next_poll = 0.0
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def look_again(self) -> None:
+        """A new version may have rows."""
+        self._next_poll = 0.0
+
+    def cancel(self) -> None:
+        for task in list(self.tasks):
+            task.cancel()
+
+    async def take(self) -> int:
+        """Begin with what there is; the number of rows."""
+        if time.monotonic() < self._next_poll or len(self.tasks) >= 4 * _CHUNK:
+            return 0
+        version = self._serving.version
+        rows = await self._ledger.run(ops.val_take(self._owner, version, _CHUNK))
+        if not rows:
+            # Rows may come back later, from an owner that expires.
+            self._next_poll = time.monotonic() + _POLL_S
+        for row, payload in rows:
+            task = asyncio.create_task(self._validate(version, row, payload))
+            self.tasks.add(task)
+            task.add_done_callback(self._ended)
+        return len(rows)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("validation task failed", exc_info=error)
+
+    async def _validate(self, version: int, row: int, payload: bytes) -> None:
+        with self._lanes.slice("validate", row=row, version=version):
+            await self._row(version, row, payload)
+
+    async def _row(self, version: int, row: int, payload: bytes) -> None:
+        """One response to a held-out prompt. A reward or an environment that fails counts 0 and is logged:
+        the row must end."""
+        prompt = decode_prompt(payload)
+        temperature = self._config.val.temperature
+
+        def seed_of(have: int) -> int | None:
+            return sampling_seed(self._config.seed, f"val-{version}-{row}", 0, have) if temperature else None
+
+        t = empty_trajectory(temperature or 1.0)
+        try:
+            t = await self._trajectories.to_the_end(prompt, t, seed_of)
+            if t.finish_reason is FinishReason.UNFINISHED or t.versions != (version, version):
+                return  # a score never mixes versions; the round that closed this validation reports the rest
+            reward, answer = await self._scoring.judge(prompt, t, seed_of(0))
+        except (RewardError, EnvironmentFailed) as error:
+            log.warning("validation reward failed", extra={"row": row, "error": str(error)})
+            reward, answer = 0.0, ""
+        await self._serving.trusted.wait()
+        result = pb.ValidationResult(
+            version=version,
+            row=row,
+            data_source=prompt.data_source,
+            reward=reward,
+            response_tokens=np.int64(len(t.token_ids)).item(),
+            answer=answer[:_ANSWER_CHARS],
+        )
+        await self._ledger.run(ops.val_finish(self._owner, version, row, result.SerializeToString()))
