@@ -39,6 +39,7 @@ JSON = {
     "last_update": "last row of `metrics.jsonl`, while it is on",
     "eval": "held-out scores so far, while it is on",
     "ledger": "the ledger's counts, version, members and so on, while it is on",
+    "recommendation": "how many rollouters the idle ratios speak for, and why, while it is on; null at first",
     "note": "what hinders it, if anything",
 }
 

@@ -210,7 +210,7 @@ def test_conversion_prints_or_writes(tmp_path: Path, capsys: pytest.CaptureFixtu
     source = str(REPO / "docs" / "examples" / "verl_fully_async.yaml")
     code, printed, err = headrace(capsys, "convert-config", source)
     assert code == 0
-    assert "no counterpart:\n  trainer.logger: " in err
+    assert "no counterpart:\n  trainer.total_epochs: " in err
     assert "still to be set:\n  custom_reward_function: not set" in err
     out = tmp_path / "run.yaml"
     code, said, _ = headrace(

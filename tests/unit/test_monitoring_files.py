@@ -126,6 +126,8 @@ UNREAD = {
     "headrace_queue_expired_owners_total",
     "headrace_queue_loop_errors_total",
     "headrace_queue_dropped",
+    # With an environment of several turns only.
+    "headrace_environment_call_seconds",
     # In a cluster only, for a look when something is odd there.
     "headrace_kubernetes_failures_total",
     "headrace_rollouter_drains_total",
