@@ -211,7 +211,7 @@ def test_conversion_prints_or_writes(tmp_path: Path, capsys: pytest.CaptureFixtu
     code, printed, err = headrace(capsys, "convert-config", source)
     assert code == 0
     assert "no counterpart:\n  trainer.total_epochs: " in err
-    assert "still to be set:\n  custom_reward_function: not set" in err
+    assert "still to be set:\n  there is no reward: set custom_reward_function.path" in err
     out = tmp_path / "run.yaml"
     code, said, _ = headrace(
         capsys, "convert-config", source, "--out", str(out), "+reward_model.enable=False"
