@@ -56,9 +56,7 @@ class Agent:
 
     async def run(self) -> None:
         """For ever. Nothing that the cluster does ends it."""
-        parts = [self._watch_pods(), self._keep_costs(), self._write_events()]
-        if self._settings.scale_to_zero_on_completion:
-            parts.append(self._scale_to_zero())
+        parts = [self._watch_pods(), self._keep_costs(), self._write_events(), self._await_completion()]
         try:
             await asyncio.gather(*parts)
         finally:
@@ -211,7 +209,7 @@ class Agent:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    async def _scale_to_zero(self) -> None:
+    async def _await_completion(self) -> None:
         """Once, when the trainer has exported its model; again for a run that was opened again."""
         done = False
         while True:
@@ -226,11 +224,13 @@ class Agent:
 
     async def _completed(self) -> bool:
         names = (self._settings.rollouter_deployment, self._settings.trainer_deployment)
-        scaled = [await self._try(self._cluster.scale, name, 0) for name in names]
-        if not all(scaled):
-            return False
-        log.info("run completed; scaled to none", extra={"deployments": names})
-        note = f"version {self._driver.version} is exported; rollouters and trainer are scaled to none"
+        note = f"version {self._driver.version} is exported"
+        if self._settings.scale_to_zero_on_completion:
+            scaled = [await self._try(self._cluster.scale, name, 0) for name in names]
+            if not all(scaled):
+                return False
+            note += "; rollouters and trainer are scaled to none"
+        log.info("run completed", extra={"note": note})
         await self._event("Deployment", names[1], "RunCompleted", note, warning=False)
         return True
 
