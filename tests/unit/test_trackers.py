@@ -229,7 +229,7 @@ def test_what_is_missing_is_said_before_the_start(tmp_path: Path, monkeypatch: p
     assert list(trackers.problems(config)) == []
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     found = preflight.examine(config).problems
-    assert sum("pip install 'headrace[logging]'" in problem for problem in found) == 2
+    assert sum("pip install -e '.[logging]'" in problem for problem in found) == 2
     config.trainer.project_name = "a/b"
     assert any(p.startswith("trainer.project_name: 'a/b'") for p in trackers.problems(config))
     monkeypatch.setenv("HOME", str(tmp_path))
