@@ -143,6 +143,16 @@
 {{- $problems = append $problems (printf "config.%s: was %s when the run was begun and is %s now, which its samples and checkpoints do not fit; set it back, or install a run of its own under another release name" $key (toJson $before) (toJson $now)) -}}
 {{- end -}}
 {{- end -}}
+{{- $noted := $stored.metadata.annotations | default dict -}}
+{{- range $what, $now := dict "model" (include "headrace.modelOrigin" . | fromJson) "data" (dict "data.claimName" $v.data.claimName "data.mountPath" $v.data.mountPath) -}}
+{{- $before := get $noted (printf "headrace/%s" $what) | default "{}" | fromJson -}}
+{{- range $key, $value := $before -}}
+{{- /* Keys of another source are not there: the source is told. */ -}}
+{{- if and (hasKey $now $key) (ne $value (get $now $key)) -}}
+{{- $problems = append $problems (printf "%s: was %s when the run was begun and is %s now, which its samples and checkpoints do not fit; set it back, or install a run of its own under another release name" $key (toJson $value) (toJson (get $now $key))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- if $problems -}}

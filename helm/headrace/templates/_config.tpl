@@ -76,6 +76,39 @@
 {{- end -}}
 
 {{/*
+Where model and data come from, by values: a run keeps both, and the paths in its configuration do not tell. Data counts
+where a file of the run lies on its volume. Both as JSON.
+*/}}
+{{- define "headrace.modelOrigin" -}}
+{{- $m := .Values.model -}}
+{{- if include "headrace.demoTask" . -}}
+{{- dict "config.model.path" .Values.config.model.path | toJson -}}
+{{- else -}}
+{{- $from := dict "model.source" $m.source -}}
+{{- range $key := get (dict "pvc" (list "claimName" "subPath") "hf" (list "repo" "revision") "hostPath" (list "path")) $m.source | default list -}}
+{{- $_ := set $from (printf "model.%s.%s" $m.source $key) (index $m $m.source $key) -}}
+{{- end -}}
+{{- if ne $m.source "image" -}}{{- $_ := set $from "model.mountPath" $m.mountPath -}}{{- end -}}
+{{- toJson $from -}}
+{{- end -}}
+{{- end -}}
+{{- define "headrace.dataOrigin" -}}
+{{- $d := .Values.data -}}
+{{- $from := dict -}}
+{{- if not (include "headrace.demoTask" .) -}}
+{{- range $key := list "train_files" "val_files" -}}
+{{- range include "headrace.dataEntries" (index $.Values.config.data $key) | fromYamlArray -}}
+{{- $path := . -}}{{- if kindIs "map" . -}}{{- $path = .path -}}{{- end -}}
+{{- if hasPrefix (printf "%s/" (trimSuffix "/" $d.mountPath)) $path -}}
+{{- $from = dict "data.claimName" $d.claimName "data.mountPath" $d.mountPath -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $from -}}
+{{- end -}}
+
+{{/*
 Hash of what a pod reads once, at its start: a change of it rolls the pod. What changes in a run that goes on
 (the gate, the number of rollouters) stays out. Rollouters are dear to start, so what only the trainer reads stays out
 of theirs, too. Takes (dict "root" $ "component" "queue").
