@@ -57,7 +57,7 @@ def docker_calls(make: str, folder: Path) -> list[list[str]]:
 
 
 def of_page(page: str, program: str) -> list[str]:
-    return [line for line in lines(program) if line in (ROOT / page).read_text()]
+    return [line for line in dict.fromkeys(lines(program)) if line in (ROOT / page).read_text()]
 
 
 def test_what_the_readme_builds_is_pushed_and_pulled(tmp_path: Path) -> None:
