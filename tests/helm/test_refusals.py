@@ -92,6 +92,8 @@ def test_files_that_are_there_are_taken() -> None:
         'config.data.chat_template="/etc/headrace/files/chat.jinja"',
     ]
     assert charts.text(sets=(*paths, 'files={"game.py":"x = 1","chat.jinja":"{{ messages }}"}'))
+    others = 'config.reward={"sources":{"answer":{"kind":"math_verify"}}}'
+    assert charts.text(sets=(others, 'files={"reward.py":null}')), "the example gives way to them"
 
 
 def test_all_problems_are_told_at_once() -> None:

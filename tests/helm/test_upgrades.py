@@ -85,6 +85,16 @@ def test_what_kubectl_scale_made_of_it_stays(tmp_path: Path) -> None:
     assert get(after, "Deployment", "demo-rollouter")["spec"]["replicas"] == 4
 
 
+def test_the_autoscaler_takes_over_the_number_that_is_there(tmp_path: Path) -> None:
+    """Left out, it would become 1: who owned the field last removes it. A first installation leaves it out."""
+    before = installed()
+    get(before, "Deployment", "demo-rollouter")["spec"]["replicas"] = 7
+    on = ("kubernetes.enabled=true", "autoscaling.enabled=true")
+    after = upgrade(before, tmp_path, *on)
+    assert get(after, "Deployment", "demo-rollouter")["spec"]["replicas"] == 7
+    assert "replicas" not in get(charts.rendered(sets=on), "Deployment", "demo-rollouter")["spec"]
+
+
 def test_nothing_is_replaced_for_nothing(tmp_path: Path) -> None:
     before = installed()
     assert rolled(before, upgrade(before, tmp_path)) == set()

@@ -73,9 +73,19 @@
 {{- $problems = append $problems (printf "files: %s is no file name; use letters, digits, '-', '_' and '.'" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- $reward := ($c.custom_reward_function | default dict).path | default "" -}}
-{{- if and (hasPrefix "/etc/headrace/files/" $reward) (not (hasKey $v.files (trimPrefix "/etc/headrace/files/" $reward))) -}}
-{{- $problems = append $problems (printf "config.custom_reward_function.path: files has no %s; add it" (trimPrefix "/etc/headrace/files/" $reward)) -}}
+{{- $is := include "headrace.config" . | fromYaml -}}
+{{- $named := dict
+  "config.custom_reward_function.path" ($is.custom_reward_function | default dict).path
+  "config.environment.path" ($is.environment | default dict).path
+  "config.data.chat_template" $is.data.chat_template -}}
+{{- range $name, $source := ($is.reward | default dict).sources -}}
+{{- $_ := set $named (printf "config.reward.sources.%s.path" $name) $source.path -}}
+{{- end -}}
+{{- range $key, $path := $named -}}
+{{- $name := trimPrefix "/etc/headrace/files/" ($path | default "") -}}
+{{- if and (hasPrefix "/etc/headrace/files/" ($path | default "")) (not (hasKey $v.files $name)) -}}
+{{- $problems = append $problems (printf "%s: files has no %s; add it" $key $name) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (gt $nodes 1) (not $v.checkpoints.existingClaim) (not (has "ReadWriteMany" $v.checkpoints.accessModes)) -}}
 {{- $problems = append $problems (printf "checkpoints.accessModes: the ranks of %d nodes write to one volume; use [ReadWriteMany] with a storage class that offers it, or checkpoints.existingClaim" $nodes) -}}
@@ -133,7 +143,6 @@
 {{- $stored := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-config" (include "headrace.base" .)) -}}
 {{- if $stored -}}
 {{- $was := index $stored.data "config.yaml" | fromYaml -}}
-{{- $is := include "headrace.config" . | fromYaml -}}
 {{- range $key := .Files.Get "fixed-keys.yaml" | fromYamlArray -}}
 {{- $before := $was -}}{{- $now := $is -}}
 {{- range splitList "." $key -}}

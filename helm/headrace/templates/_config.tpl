@@ -156,21 +156,19 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- .Values.trainer.terminationGracePeriodSeconds | default (add (include "headrace.stopSeconds" .) 60) -}}
 {{- end -}}
 
-{{/* What `spec.replicas` of the rollouters shall say; nothing when it is KEDA's. */}}
+{{/* What `spec.replicas` of the rollouters shall say; nothing where KEDA sets it from the start. */}}
 {{- define "headrace.rollouterReplicas" -}}
 {{- $v := .Values -}}
-{{- if not $v.autoscaling.enabled -}}
 {{- if not (kindIs "invalid" $v.rollouter.replicas) -}}
 {{- int $v.rollouter.replicas -}}
 {{- else -}}
-{{- /* What kubectl scale has made of it stays: an upgrade repeats it. */ -}}
+{{- /* What kubectl scale or KEDA has made of it stays: an upgrade repeats it. Left out, it would be reset to 1. */ -}}
 {{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (printf "%s-rollouter" (include "headrace.base" .)) -}}
 {{- if $live -}}
 {{- int $live.spec.replicas -}}
-{{- else -}}
+{{- else if not $v.autoscaling.enabled -}}
 {{- $start := ($v.config.rollout | default dict).replicas -}}
 {{- if kindIs "invalid" $start -}}2{{- else -}}{{- int $start -}}{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
