@@ -199,7 +199,7 @@ appendonly yes
 appendfsync always
 aof-load-truncated yes
 save ""
-maxmemory {{ (.Values.config.redis | default dict).max_memory_bytes | default .Values.redis.maxmemory | toString }}
+maxmemory {{ include "headrace.text" ((.Values.config.redis | default dict).max_memory_bytes | default .Values.redis.maxmemory) }}
 maxmemory-policy noeviction
 daemonize no
 logfile ""
