@@ -1,4 +1,4 @@
-"""Numbers of values become text as they were written: Helm reads each as a float, and prints large ones as 1e+10."""
+"""Numbers of values become text as they were written: Helm reads floats, and prints large ones as 1e+10."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_what_kubectl_scale_made_of_it_stays(tmp_path: Path) -> None:
 
 
 def test_the_autoscaler_takes_over_the_number_that_is_there(tmp_path: Path) -> None:
-    """Left out, it would become 1: who owned the field last removes it. A first installation leaves it out."""
+    """Left out, it would become 1, since Helm owned the field. A first installation leaves it out."""
     before = installed()
     get(before, "Deployment", "demo-rollouter")["spec"]["replicas"] = 7
     on = ("kubernetes.enabled=true", "autoscaling.enabled=true")
@@ -110,6 +110,7 @@ def test_nothing_is_replaced_for_nothing(tmp_path: Path) -> None:
         ("config.trainer.save_interval_s=60", {"trainer", "queue", "coordinator"}),
         ("config.rollout.temperature=0.9", {"rollouter", "trainer", "queue", "coordinator"}),
         ('redis.maxmemory="10gb"', {"redis"}),
+        ("kubernetes.enabled=true", {"coordinator"}),
         ('files={"reward.py":"x = 1"}', {"rollouter", "trainer", "queue", "coordinator"}),
     ],
 )
@@ -118,7 +119,7 @@ def test_a_change_rolls_the_right_pods(change: str, components: set[str]) -> Non
     after = charts.rendered(sets=('config.async_training={"staleness_threshold":0.5}', change))
     assert rolled(before, after) == components
     configs = [get(objects, "ConfigMap", "demo-config")["data"] for objects in (before, after)]
-    assert (configs[0] != configs[1]) == change.startswith("config."), (
+    assert (configs[0] != configs[1]) == change.startswith(("config.", "kubernetes.")), (
         "the new value is there for who reads it live"
     )
 

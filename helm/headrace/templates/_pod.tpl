@@ -236,7 +236,7 @@ rollouter's image alone. */}}
     (ternary (dict "HF_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" $v.model.hf.existingSecret "key" $v.model.hf.tokenKey)))) dict
       (and (not $demo) (ne $v.model.hf.existingSecret "")))) | trim | nindent 4 }}
   resources:
-    requests: {cpu: "1", memory: 2Gi}
+    requests: {cpu: 200m, memory: 2Gi} # a pod asks for the larger of this and its containers'
     limits: {memory: 4Gi}
   securityContext: {{- include "headrace.containerSecurity" (dict) | nindent 4 }}
   volumeMounts:
