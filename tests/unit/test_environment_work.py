@@ -11,11 +11,11 @@ from headrace.config import RunConfig
 from headrace.environments import Done, Environment, Episode, Observation, Outcome, Turn
 from headrace.environments.host import EnvironmentHost
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
-from headrace.reward import Scorer
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import FinishReason, Sample, decode_parked, decode_sample, encode_prompt
 from headrace_rollouter.environment_turns import EnvironmentTurns
 from headrace_rollouter.work import Worker
+from tests.in_process_reward import in_process
 from tests.unit.scripted_turns import PROMPT, Counting, ScriptedEngine, config, decode, encode
 
 
@@ -60,7 +60,7 @@ def worker(
         settings or config(),
         ledger,
         None,
-        Scorer(reward, 5.0),
+        in_process(reward),
         decode,
         "owner",
         environment=turns,  # type: ignore[arg-type]
