@@ -96,7 +96,8 @@ class Outcome:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """What the reward is made of; with a reward only."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Counts, such as `tool_calls`; their means are in the run log as `env/<name>/mean`."""
+    """Counts, such as `tool_calls`; their means are in the run log as `env/<name>/mean`. Not `turns`: they
+    are counted anyhow."""
 
 
 class Environment(Protocol):

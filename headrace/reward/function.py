@@ -5,7 +5,7 @@ coroutine. Arguments are given by name when it has these names, in whatever orde
 It returns a number or a dictionary with `score` (other numbers in it are kept as metrics).
 `extra_info` holds the row's own, plus `finish_reason` ("stop" or "length").
 
-Standard library only: the processes that run users' functions import this and nothing else of ours.
+Standard library only, and so what it imports of ours: the processes that run users' functions import this.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from headrace.encodable import encodable
 
 RewardFunction = Callable[..., Any]
 
@@ -109,7 +111,7 @@ def parse_score(result: Any) -> tuple[float, dict[str, float]]:
     for key, value in result.items():
         if key != "score":
             try:
-                parts[str(key)] = _number(value)
+                parts[encodable(str(key))] = _number(value)
             except RewardError:
                 continue  # a part that is no number is no metric; the score alone decides
     return _number(result["score"]), parts

@@ -219,6 +219,9 @@ class _Process(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._blame:  # killed before it was connected
+            transport.abort()
+            return
         pool = self._pool
         wanted = {"path": pool.path, "name": pool.name, "key": pool.key}
         limits = {"memory": pool.memory_limit_bytes, "timeout_s": pool.timeout_s}
@@ -258,10 +261,12 @@ class _Process(asyncio.Protocol):
             self.kill(f"the reward took longer than {limit:g} s")
 
     def kill(self, blame: str) -> None:
-        """With everything that it started."""
+        """With everything that it started, as far as it is of its process group."""
         self._blame = self._blame or blame
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
+        if self._transport is not None:
+            self._transport.abort()  # a child in a session of its own may keep the other end open for ever
 
     # -- what it says ----------------------------------------------------------------------------
 

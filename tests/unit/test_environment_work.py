@@ -8,23 +8,26 @@ from typing import Any
 import pytest
 
 from headrace.config import RunConfig
-from headrace.environments import Done, Environment, Episode, Observation, Outcome, Turn
+from headrace.environments import Done, Environment, Episode, Observation, Outcome, Task, Turn
 from headrace.environments.host import EnvironmentHost
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
-from headrace.reward import Scorer
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import FinishReason, Sample, decode_parked, decode_sample, encode_prompt
+from headrace_rollouter.engine import EngineFailed
 from headrace_rollouter.environment_turns import EnvironmentTurns
 from headrace_rollouter.work import Worker
+from tests.in_process_reward import in_process
 from tests.unit.scripted_turns import PROMPT, Counting, ScriptedEngine, config, decode, encode
 
 
 class Ledger:
     """Hands out one sample, or one held-out row, and remembers what is asked."""
 
-    def __init__(self, work: bytes | None = None, held_out: bool = False) -> None:
+    def __init__(
+        self, work: bytes | None = None, held_out: bool = False, rows: tuple[int, ...] = (4,)
+    ) -> None:
         self._items = [] if held_out else [Taken(PROMPT.sample_id, 1, encode_prompt(PROMPT), work, 0)]
-        self._rows = [(4, encode_prompt(PROMPT))] if held_out else []
+        self._rows = [(row, encode_prompt(PROMPT)) for row in rows] if held_out else []
         self.asked: dict[str, tuple[Any, ...]] = {}
 
     async def run(self, op: Any) -> Any:
@@ -60,14 +63,14 @@ def worker(
         settings or config(),
         ledger,
         None,
-        Scorer(reward, 5.0),
+        in_process(reward),
         decode,
         "owner",
         environment=turns,  # type: ignore[arg-type]
     )
     engine = Engine(made._state, cut_at=cut_at)
     made._trajectories._engine = engine
-    made._engine = made._samples._engine = engine  # type: ignore[assignment]
+    made._engine = made._samples._engine = made._validation._engine = engine  # type: ignore[assignment]
     made.resumed(version)
     made.trusted.set()
     return made
@@ -163,6 +166,81 @@ async def test_an_environment_that_raises_fails_the_sample_with_its_traceback(wh
     assert reason == "environment_error"
     assert "the tool is away" in detail
     assert f"in {where}" in detail, "the traceback leads into the environment"
+
+
+@pytest.mark.parametrize("where", ["reward", "environment"])
+async def test_an_error_with_half_a_character_fails_the_sample_alone(where: str) -> None:
+    """As `json.loads` leaves it: Redis and protobuf refuse such text."""
+
+    class Garbled(Counting):
+        async def step(self, turn: Turn) -> Observation | Done:
+            raise ValueError("no number: \ud83d")
+
+    def reward(*_: Any) -> float:
+        raise ValueError("no number: \ud83d")
+
+    ledger = Ledger()
+    made = worker(ledger, Garbled() if where == "environment" else Counting(), reward=reward)
+    await until_asked(made, ledger, "finish", "fail")
+    _, _, _, reason, detail = ledger.asked["fail"]
+    assert reason == f"{where}_error"
+    assert "no number: \\ud83d" in detail
+    detail.encode()
+
+
+async def test_names_with_half_a_character_are_kept_in_another_spelling() -> None:
+    class Garbled(Counting):
+        async def finish(self, episode: Episode) -> Outcome:
+            return Outcome(metrics={"calls\ud800": 1.0})
+
+    ledger = Ledger()
+    made = worker(ledger, Garbled(), reward=lambda *_: {"score": 1.0, "part\ud83d": 2.0})
+    await until_asked(made, ledger, "finish", "fail")
+    for t in finished(ledger).trajectories:
+        assert (t.reward_parts, t.environment_metrics) == ({"part\\ud83d": 2.0}, {"calls\\ud800": 1.0})
+
+
+async def test_what_cannot_be_encoded_fails_the_sample_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(sample: Sample) -> bytes:
+        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    monkeypatch.setattr("headrace_rollouter.samples.encode_sample", refuse)
+    ledger = Ledger()
+    await until_asked(worker(ledger, Counting()), ledger, "finish", "fail")
+    assert ledger.asked["fail"][3] == "reward_error"
+
+
+class Seen(Counting):
+    """Keeps the seed of each task, at the start and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int] = []
+        self.last: list[int] = []
+
+    async def start(self, task: Task) -> dict[str, Any]:
+        self.seeds.append(task.seed)
+        return await super().start(task)
+
+    async def finish(self, episode: Episode) -> Outcome:
+        self.last.append(episode.task.seed)
+        return await super().finish(episode)
+
+
+async def test_a_greedy_trajectorys_environment_draws_too() -> None:
+    plain = config().model_dump()
+    plain["algorithm"]["adv_estimator"] = "remax"
+    seen = []
+    for _ in range(2):
+        ledger, environment = Ledger(), Seen()
+        await until_asked(
+            worker(ledger, environment, RunConfig.model_validate(plain)), ledger, "finish", "fail"
+        )
+        assert len(set(environment.seeds)) == 3, "the greedy one of them has a seed of its own"
+        assert 0 not in environment.seeds
+        assert sorted(environment.seeds) == sorted(environment.last)
+        seen.append(environment.seeds)
+    assert seen[0] == seen[1]
 
 
 async def test_a_drained_group_is_parked_with_its_states_and_ends_elsewhere() -> None:
@@ -268,6 +346,55 @@ async def test_a_held_out_row_ends_also_with_an_environment_that_raises(where: s
     result = await validated(Broken(where))
     assert result is not None
     assert (result.reward, result.answer) == (0.0, "")
+
+
+async def test_a_held_out_row_ends_whatever_an_observation_makes_go_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(observation: Observation) -> list[int]:
+        raise TypeError("no tokens of that")
+
+    monkeypatch.setattr("tests.unit.test_environment_work.encode", broken)
+    result = await validated(Counting())
+    assert result is not None
+    assert (result.reward, result.answer) == (0.0, "")
+
+
+async def test_an_answer_with_half_a_character_can_be_told() -> None:
+    result = await validated(Counting(), lambda *_: {"score": 0.5, "pred": "no \ud83d"})
+    assert result is not None
+    assert (result.reward, result.answer) == (0.5, "no \\ud83d")
+
+
+async def test_a_dead_engine_is_not_a_held_out_rows_fault_and_ends_the_work() -> None:
+    class Dead(Engine):
+        async def check(self) -> None:
+            raise EngineFailed("the engine does not answer")
+
+    ledger = Ledger(held_out=True)
+    made = worker(ledger, Broken("step"))
+    made._validation._engine = Dead(made._state)  # type: ignore[assignment]
+    with pytest.raises(EngineFailed):
+        await asyncio.wait_for(made.run(), 10)
+    assert "val_finish" not in ledger.asked
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_each_held_out_row_has_an_environment_of_its_own_at_every_version(temperature: float) -> None:
+    """Rows 4 and 5 ask the same prompt, as with `val.n`."""
+    plain = config().model_dump()
+    plain["val"]["temperature"] = temperature
+    seen = []
+    for version in (3, 7):
+        ledger, environment = Ledger(held_out=True, rows=(4, 5)), Seen()
+        made = worker(ledger, environment, RunConfig.model_validate(plain), version=version)
+        await made._validation.take()
+        await asyncio.wait_for(asyncio.gather(*made._validation.tasks), 10)
+        assert sorted(environment.seeds) == sorted(environment.last)
+        assert len(set(environment.seeds)) == 2
+        assert 0 not in environment.seeds
+        seen.append(sorted(environment.seeds))
+    assert seen[0] == seen[1]
 
 
 async def test_a_score_never_mixes_the_versions_of_turns() -> None:

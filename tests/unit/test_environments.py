@@ -153,9 +153,48 @@ async def test_an_answer_of_another_kind_is_refused(answer: Any) -> None:
         await host(Scripted(step)).step(turn("x"))
 
 
+class Unshowable:
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (Observation(42), "text is 42; give a str"),  # type: ignore[arg-type]
+        (Observation(["a"]), r"text is \['a'\]"),  # type: ignore[arg-type]
+        (Observation(b"x"), "text is b'x'"),  # type: ignore[arg-type]
+        (Observation(None), "text is None"),  # type: ignore[arg-type]
+        (Observation(messages=["x"]), "a message of the Observation is 'x'; give a dictionary"),  # type: ignore[list-item]
+        (Observation(messages={"role": "tool"}), "messages are {'role': 'tool'}; give a list"),  # type: ignore[arg-type]
+        (Observation(messages=42), "messages are 42"),  # type: ignore[arg-type]
+        (Observation(messages="words"), "messages are 'words'"),  # type: ignore[arg-type]
+        (Unshowable(), "step returned a Unshowable; return an Observation"),
+        (Observation(Unshowable()), "text is a Unshowable"),  # type: ignore[arg-type]
+    ],
+)
+async def test_an_observation_of_other_kinds_is_refused(answer: Any, told: str) -> None:
+    async def step(turn: Turn) -> Any:
+        return answer
+
+    with pytest.raises(EnvironmentFailed, match=told):
+        await host(Scripted(step)).step(turn("x"))
+
+
+async def test_names_of_counts_can_be_encoded() -> None:
+    given = Outcome(1.0, {"a\ud83d": 1.0}, {"b\ud800": 2.0})
+    found = await host(Scripted(finish=given)).finish(Episode(TASK, 1, "x", (), {}, "stop"))
+    assert found == Outcome(1.0, {"a\\ud83d": 1.0}, {"b\\ud800": 2.0})
+
+
 @pytest.mark.parametrize(
     ("outcome", "told"),
     [
+        (
+            Outcome(metrics={"turns": 1}),
+            "finish: metrics has turns, which is counted anyhow as env/turns/mean",
+        ),
+        (Outcome(metrics={Unshowable(): 1}), "finish returned what cannot be read"),  # type: ignore[dict-item]
         (1.0, "return an Outcome"),
         (Outcome(reward=math.nan), "reward is nan"),
         (Outcome(reward="good"), "reward is 'good', which is no number"),  # type: ignore[arg-type]
@@ -225,6 +264,91 @@ async def test_one_that_blocks_holds_up_nobody_for_ever() -> None:
         await blocked
     assert (await runs.step(turn("quick")))[0] == Done()
     assert len(made) == 2
+    release.set()
+
+
+async def test_many_calls_behind_one_that_blocks_share_one_fresh_instance() -> None:
+    made: list[Scripted] = []
+    release = threading.Event()
+
+    async def step(turn: Turn) -> Done:
+        if turn.text == "block":
+            release.wait(60)
+        return Done()
+
+    def make() -> Scripted:
+        made.append(Scripted(step))
+        return made[-1]
+
+    runs = EnvironmentHost(make, 0.2)
+    calls = [runs.step(turn("block")), *(runs.step(turn("quick")) for _ in range(20))]
+    failed = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(e, EnvironmentFailed) and "took longer" in str(e) for e in failed)
+    answers = await asyncio.gather(*(runs.step(turn("quick")) for _ in range(20)))
+    assert [answer for answer, _ in answers] == [Done()] * 20
+    assert len(made) == 2
+    release.set()
+
+
+async def test_a_fresh_instance_that_is_long_in_the_making_holds_no_call_beyond_its_deadline() -> None:
+    async def step(turn: Turn) -> Done:
+        if turn.text == "block":
+            release.wait(60)
+        return Done()
+
+    makings = 0
+    release, go = threading.Event(), threading.Event()
+
+    def make() -> Scripted:
+        nonlocal makings
+        makings += 1
+        if makings > 1:
+            go.wait(60)
+        return Scripted(step)
+
+    runs = EnvironmentHost(make, 0.2)
+    async with asyncio.timeout(30):
+        with pytest.raises(EnvironmentFailed, match="took longer"):
+            await runs.step(turn("block"))
+        for _ in range(2):
+            with pytest.raises(EnvironmentFailed, match="no fresh instance yet: its making has not ended"):
+                await runs.step(turn("quick"))
+        assert makings == 2
+        go.set()
+        while (answer := await _answer_of(runs)) is None:
+            pass
+    assert (answer, makings) == (Done(), 2)
+    release.set()
+
+
+async def _answer_of(runs: EnvironmentHost) -> Observation | Done | None:
+    try:
+        return (await runs.step(turn("quick")))[0]
+    except EnvironmentFailed:
+        return None
+
+
+async def test_a_fresh_instance_that_cannot_be_made_is_told_and_made_anew() -> None:
+    release, makings = threading.Event(), 0
+
+    async def step(turn: Turn) -> Done:
+        if turn.text == "block":
+            release.wait(60)
+        return Done()
+
+    def make() -> Scripted:
+        nonlocal makings
+        makings += 1
+        if makings == 2:
+            raise SystemExit("no memory")
+        return Scripted(step)
+
+    runs = EnvironmentHost(make, 0.2)
+    with pytest.raises(EnvironmentFailed, match="took longer"):
+        await runs.step(turn("block"))
+    with pytest.raises(EnvironmentFailed, match=r"its making raised SystemExit\('no memory'\)"):
+        await runs.step(turn("quick"))
+    assert (await runs.step(turn("quick")))[0] == Done()
     release.set()
 
 

@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from headrace.environments import Observation
 from headrace.environments.loading import EnvironmentFailed
+from headrace_rollouter import environment_turns
 from headrace_rollouter.observations import ObservationEncoder
+from tests.unit.scripted_turns import config
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -102,6 +104,31 @@ def test_a_template_without_a_clear_continuation_is_refused(template: str | None
 def test_an_observation_is_text_or_messages(observation: Observation) -> None:
     with pytest.raises(EnvironmentFailed, match="text or messages"):
         text(observation)
+
+
+@pytest.mark.parametrize("words", ["\ud800", 42, ["a"], b"x"])
+def test_text_that_cannot_be_tokens_is_the_environments_fault(words: Any) -> None:
+    with pytest.raises(EnvironmentFailed, match="cannot be made tokens"):
+        text(Observation(words))
+
+
+def test_the_template_is_given_what_the_prompts_was_given() -> None:
+    template = CHATML + "{% if thinking is defined and not thinking %}(no thoughts){% endif %}"
+    made = tokenizer(template)
+    encoder = ObservationEncoder(made, [made.convert_tokens_to_ids("<|im_end|>")], {"thinking": False})
+    assert str(made.decode(encoder.encode(TOOL))).endswith("<|im_start|>assistant\n(no thoughts)")
+
+
+def test_an_environments_observations_have_the_runs_template_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = config()
+    settings.data.apply_chat_template_kwargs = {"thinking": False}
+    made = tokenizer(CHATML + "{% if thinking is defined and not thinking %}(no thoughts){% endif %}")
+    monkeypatch.setattr(environment_turns, "load_tokenizer", lambda _: made)
+    turns = environment_turns.environment_turns(settings, [])
+    assert turns is not None
+    assert str(made.decode(turns.encode(TOOL))).endswith("(no thoughts)")
 
 
 def test_an_observation_of_special_tokens_alone_has_no_tokens() -> None:

@@ -20,6 +20,7 @@ from headrace_queue.app import Service, create_app
 from headrace_queue.loops import Pulse
 from headrace_queue.metrics import DIED, DROPPED, FENCED, REQUEUED, Memory, QueueCollector
 from headrace_queue.validation import Score
+from headrace_rollouter.metrics import FAILURES
 from tests.unit.queue_fakes import FakeLedger, make_stats
 
 TOKEN = "right"
@@ -201,6 +202,7 @@ async def test_metrics_come_from_one_reading(api: Api) -> None:
     ):
         # Those that did not happen yet are there too, at 0.
         assert metrics[name] == {by(label, k): 0.0 for k in known} | {by(label, value): count}
+    assert set(FAILURES) <= set(DIED), "a sample dies by whatever a rollouter fails it with"
     assert metrics["headrace_queue_loop_errors"] == {by("loop", "feeder"): 0.0, by("loop", "janitor"): 0.0}
     assert metrics["headrace_queue_expired_owners"] == {(): 2.0}
     score = (("data_source", "sums"), ("statistic", "reward/mean@1"))

@@ -120,6 +120,7 @@ def test_arguments_are_matched_by_name(user: Callable[[str], RewardFunction]) ->
         (True, 1.0, {}),
         ({"score": 0.25}, 0.25, {}),
         ({"score": 1, "format": 0.5, "ok": True}, 1.0, {"format": 0.5, "ok": 1.0}),
+        ({"score": 1, "half\ud83d": 2}, 1.0, {"half\\ud83d": 2.0}),
         ({"score": 1, "text": "x", "none": None, "bad": math.nan}, 1.0, {}),
     ],
 )

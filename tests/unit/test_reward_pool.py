@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
@@ -227,6 +228,42 @@ async def test_a_call_that_hangs_is_killed_with_its_children_and_nobody_else_suf
     assert [j.score for j in others if isinstance(j, Judged)] == list(range(20))
     for pid in map(int, pids.read_text().split()):
         await asyncio.to_thread(until, lambda pid=pid: not is_there(pid), f"the end of process {pid}")
+
+
+@pytest.mark.parametrize("then", ["hang", "exit"])
+async def test_a_child_in_a_session_of_its_own_cannot_hold_a_call(
+    pool: Make, tmp_path: Path, then: str
+) -> None:
+    """It keeps the socket open and does not go with the process: no end of the stream would ever come."""
+    p = pool(
+        """
+        import os, time
+
+        def compute_score(source, solution, truth, info):
+            if solution == "fine":
+                return 1.0
+            child = os.fork()
+            if child == 0:
+                os.setsid()
+                time.sleep(120)
+                os._exit(0)
+            with open(info["pid"], "w") as file:
+                file.write(str(child))
+            if solution == "exit":
+                os._exit(0)
+            time.sleep(600)
+        """,
+        SHORT_S,
+    )
+    try:
+        await p.start()
+        async with asyncio.timeout(20):
+            with pytest.raises(RewardError, match="took longer"):
+                await p.judge(response(then, pid=str(tmp_path / "pid")))
+            assert (await p.judge(response("fine"))).score == 1.0
+            await p.close()
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 async def test_calls_behind_a_slow_one_go_to_another_process(pool: Make, tmp_path: Path) -> None:

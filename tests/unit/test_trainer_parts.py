@@ -14,7 +14,14 @@ from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import Report
-from headrace_trainer.run_log import MOST_PARTS, RunLog, part_means, part_sums, rank_correlation
+from headrace_trainer.run_log import (
+    MOST_PARTS,
+    RunLog,
+    environment_metrics,
+    part_means,
+    part_sums,
+    rank_correlation,
+)
 from headrace_trainer.weight_server import MovedOn, WeightServer
 from tests.unit.learners import training
 from tests.unit.test_rollouter_parts import config as run_config
@@ -101,3 +108,14 @@ def test_parts_of_the_reward_are_means_over_those_that_have_them() -> None:
     assert problems(set(means), {PARTS}) == problems({"reward_part/NAME"}, {PARTS})
     many = part_sums([{f"{n:04d}": 1.0 for n in range(1000)}])
     assert len(part_means([many])) == MOST_PARTS
+
+
+def test_counts_of_environments_are_means_over_those_that_have_them_and_bounded() -> None:
+    assert environment_metrics([1, 3], [{"calls": 2.0}, {"calls": 4.0, "late": 1.0}]) == {
+        "env/turns/mean": 2.0,
+        "env/turns/max": 3.0,
+        "env/calls/mean": 3.0,
+        "env/late/mean": 1.0,
+    }
+    many = environment_metrics([1], [{f"{n:04d}": 1.0 for n in range(1000)}])
+    assert len(many) == MOST_PARTS + 2

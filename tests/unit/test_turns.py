@@ -62,12 +62,12 @@ def same(a: Trajectory, b: Trajectory) -> bool:
 
 
 async def whole() -> Trajectory:
-    return await trajectories(serving(3), Counting()).to_the_end(PROMPT, FRESH, greedy)
+    return await trajectories(serving(3), Counting()).to_the_end(PROMPT, FRESH, greedy, 0)
 
 
 async def test_turns_and_observations_alternate() -> None:
     environment = Counting()
-    t = await trajectories(serving(3), environment).to_the_end(PROMPT, FRESH, greedy)
+    t = await trajectories(serving(3), environment).to_the_end(PROMPT, FRESH, greedy, 0)
     check(t)
     assert t.finish_reason is FinishReason.STOP
     assert t.turns == len(t.turn_ends) == 4
@@ -101,7 +101,7 @@ async def test_interrupted_at_every_token_and_continued_elsewhere() -> None:
     met_turns = set()
     for cut in range(len(expected.token_ids)):
         first = trajectories(serving(3), Counting(), cut_at=cut)
-        t = await first.to_the_end(PROMPT, FRESH, greedy)
+        t = await first.to_the_end(PROMPT, FRESH, greedy, 0)
         if not expected.loss_mask[cut]:
             # The engine is not asked for this token; it is interrupted where the model speaks again.
             continue
@@ -110,7 +110,7 @@ async def test_interrupted_at_every_token_and_continued_elsewhere() -> None:
         check(t)
         met_turns.add(len(t.turn_ends))
         (t,) = decode_parked(encode_parked([t]))
-        t = await trajectories(serving(5), Counting()).to_the_end(PROMPT, t, greedy)
+        t = await trajectories(serving(5), Counting()).to_the_end(PROMPT, t, greedy, 0)
         check(t)
         assert same(t, expected), f"interrupted at token {cut}"
         versions = [Segment(3, 0, cut), Segment(5, cut, len(t.token_ids))]
@@ -124,7 +124,7 @@ async def test_interrupted_while_the_environment_answers(call: int) -> None:
     expected = await whole()
     environment, state = Counting(), serving(3)
     environment.hang_at = call
-    running = asyncio.create_task(trajectories(state, environment).to_the_end(PROMPT, FRESH, greedy))
+    running = asyncio.create_task(trajectories(state, environment).to_the_end(PROMPT, FRESH, greedy, 0))
     async with asyncio.timeout(20):
         while environment.stepped < call:
             await asyncio.sleep(0)
@@ -135,7 +135,7 @@ async def test_interrupted_while_the_environment_answers(call: int) -> None:
     check(t)
     (t,) = decode_parked(encode_parked([t]))
     again = Counting()
-    t = await trajectories(serving(4), again).to_the_end(PROMPT, t, greedy)
+    t = await trajectories(serving(4), again).to_the_end(PROMPT, t, greedy, 0)
     check(t)
     assert same(t, expected)
     assert again.steps[0].number == call, "the same turn is answered again"
@@ -150,7 +150,7 @@ async def test_a_version_that_is_committed_while_the_environment_answers() -> No
             state.version = 3 + turn.number
             return await super().step(turn)
 
-    t = await trajectories(state, Slow()).to_the_end(PROMPT, FRESH, greedy)
+    t = await trajectories(state, Slow()).to_the_end(PROMPT, FRESH, greedy, 0)
     check(t)
     bounds = [0, *t.turn_ends[:-1], len(t.token_ids)]
     assert t.segments == [Segment(3 + n, a, b) for n, (a, b) in enumerate(itertools.pairwise(bounds))]
@@ -172,14 +172,14 @@ async def test_an_observation_is_never_older_than_the_turn_before_it() -> None:
     )
     state = serving(3)
     runner = trajectories(state, Counting(), cut_at=end + 1)
-    t = await runner.to_the_end(PROMPT, t, greedy)
+    t = await runner.to_the_end(PROMPT, t, greedy, 0)
     assert t.segments == [Segment(4, 0, end + 1)]
 
 
 async def test_each_turn_is_sampled_with_a_seed_of_its_own() -> None:
     state = serving(3)
     runner = trajectories(state, Counting())
-    t = await runner.to_the_end(PROMPT, FRESH, lambda have: 1000 + have)
+    t = await runner.to_the_end(PROMPT, FRESH, lambda have: 1000 + have, 0)
     engine = runner._engine
     assert isinstance(engine, ScriptedEngine)
     starts = [0, *(end + number for number, end in enumerate(t.turn_ends[:-1], 1))]
@@ -188,13 +188,13 @@ async def test_each_turn_is_sampled_with_a_seed_of_its_own() -> None:
 
 async def test_the_turn_limit_ends_a_trajectory_behind_the_turn() -> None:
     environment = Counting(turns=99)
-    t = await trajectories(serving(3), environment, config(max_turns=2)).to_the_end(PROMPT, FRESH, greedy)
+    t = await trajectories(serving(3), environment, config(max_turns=2)).to_the_end(PROMPT, FRESH, greedy, 0)
     check(t)
     assert t.finish_reason is FinishReason.TURN_LIMIT
     assert t.turn_ends[-1] == len(t.token_ids)
     assert [turn.is_last for turn in environment.steps] == [False, True]
     done = await trajectories(serving(3), Counting(turns=2), config(max_turns=2)).to_the_end(
-        PROMPT, FRESH, greedy
+        PROMPT, FRESH, greedy, 0
     )
     assert done.finish_reason is FinishReason.STOP, "Done at the last turn is an end like any other"
 
@@ -204,7 +204,7 @@ async def test_the_response_limit_counts_the_environments_tokens() -> None:
     reasons = set()
     for limit in range(1, len(expected.token_ids) + 2):
         environment = Counting()
-        t = await trajectories(serving(3), environment, config(limit)).to_the_end(PROMPT, FRESH, greedy)
+        t = await trajectories(serving(3), environment, config(limit)).to_the_end(PROMPT, FRESH, greedy, 0)
         check(t)
         assert len(t.token_ids) <= limit
         assert t.token_ids.tolist() == expected.token_ids[: len(t.token_ids)].tolist()
@@ -218,7 +218,7 @@ async def test_the_response_limit_counts_the_environments_tokens() -> None:
 
 async def test_no_answer_is_asked_for_a_turn_that_was_cut() -> None:
     environment = Counting()
-    t = await trajectories(serving(3), environment, config(1)).to_the_end(PROMPT, FRESH, greedy)
+    t = await trajectories(serving(3), environment, config(1)).to_the_end(PROMPT, FRESH, greedy, 0)
     assert t.token_ids[-1] != EOS, "the test wants a turn longer than a token: choose another prompt"
     assert (t.finish_reason, environment.steps) == (FinishReason.LENGTH, [])
     outcome = await trajectories(serving(3), environment).outcome(PROMPT, t, 0)
@@ -228,10 +228,10 @@ async def test_no_answer_is_asked_for_a_turn_that_was_cut() -> None:
 
 async def test_what_is_finished_or_drained_is_left_alone() -> None:
     t = await whole()
-    assert await trajectories(serving(3), Counting()).to_the_end(PROMPT, t, greedy) is t
+    assert await trajectories(serving(3), Counting()).to_the_end(PROMPT, t, greedy, 0) is t
     state = serving(3)
     state.drain_began.set()
-    assert await trajectories(state, Counting()).to_the_end(PROMPT, FRESH, greedy) is FRESH
+    assert await trajectories(state, Counting()).to_the_end(PROMPT, FRESH, greedy, 0) is FRESH
 
 
 async def test_an_observation_of_nothing_is_refused() -> None:
@@ -243,7 +243,7 @@ async def test_an_observation_of_nothing_is_refused() -> None:
         raise EnvironmentFailed("no tokens")
 
     with pytest.raises(EnvironmentFailed, match="no tokens"):
-        await trajectories(serving(3), Silent(), encoder=refuse).to_the_end(PROMPT, FRESH, greedy)
+        await trajectories(serving(3), Silent(), encoder=refuse).to_the_end(PROMPT, FRESH, greedy, 0)
 
 
 async def test_an_environment_cannot_change_the_prompt_or_a_state_that_is_kept() -> None:
@@ -266,7 +266,7 @@ async def test_an_environment_cannot_change_the_prompt_or_a_state_that_is_kept()
         environment_state={"heard": [], "deep": {"list": [0]}},
     )  # fmt: skip
     with pytest.raises(EnvironmentFailed, match="in the middle"):
-        await runner.to_the_end(PROMPT, first, greedy)
+        await runner.to_the_end(PROMPT, first, greedy, 0)
     assert first.environment_state == {"heard": [], "deep": {"list": [0]}}
     assert PROMPT.extra_info == {"k": [1]}
 

@@ -19,11 +19,14 @@ from headrace_queue.loops import Pulse
 from headrace_queue.validation import Score
 
 FENCED = (
-    *("adopt", "bury", "claim", "commit", "drop", "fail", "finish", "hand_back", "hold", "park"),
+    *("adopt", "bury", "claim", "commit", "complete", "drop", "fail", "finish", "hand_back", "hold", "park"),
     *("reject", "release", "remove_member", "train"),
 )
 REQUEUED = ("expired", "failed", "handback", "lineage", "operator", "rejected", "rollback")
-DIED = ("generation_error", "malformed", "non_finite", "poison", "reward_error", "timeout")
+DIED = (
+    *("environment_error", "generation_error", "malformed", "non_finite", "poison"),
+    *("reward_error", "timeout"),
+)
 DROPPED = ("drop_last", "zero_spread")
 """What the ledger counts by. Shown from the start at 0: the first of a kind would not show as an increase."""
 

@@ -8,6 +8,7 @@ already there. Exit codes: `EXIT_CONFIG` for a configuration, data or server set
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import logging
@@ -157,6 +158,7 @@ def fingerprint(config: RunConfig, data: dataset.DataSet) -> str:
         "data": digest(data.train.rows, data.train.tokens),
         "data.shuffle": config.data.shuffle,
         "data.val": digest(data.held_out.rows, data.held_out.tokens),
+        **{f"{_ENVIRONMENT}{key}": value for key, value in _environment(config).items()},
         "rollout.n": config.rollout.n,
         "rollout.total_rollout_steps": config.rollout.total_rollout_steps,
         "seed": config.seed,
@@ -164,6 +166,26 @@ def fingerprint(config: RunConfig, data: dataset.DataSet) -> str:
     if config.data.train_weights is not None:
         kept["data.mixture"] = [data.train.sizes, config.data.train_weights]
     return json.dumps(kept, sort_keys=True)
+
+
+_ENVIRONMENT = "environment."
+"""Keys with this in front are missing in the fingerprint of a run that an earlier release began."""
+
+
+def _environment(config: RunConfig) -> dict[str, object]:
+    """Parked work goes on where an environment left it: with that one."""
+    environment = config.environment
+    kwargs = json.dumps(environment.kwargs, sort_keys=True, default=str)
+    return {"name": environment.name, "path": environment.path, "kwargs": kwargs}
+
+
+def continues(stored: str, ours: str) -> bool:
+    """Whether `stored` is what an earlier release has written for a run like ours."""
+    try:
+        before, now = json.loads(stored), json.loads(ours)
+        return bool(before == {k: v for k, v in now.items() if k in before or not k.startswith(_ENVIRONMENT)})
+    except (ValueError, AttributeError, TypeError):
+        return False
 
 
 def differences(stored: str, ours: str) -> str:
@@ -183,15 +205,17 @@ def _short(value: object) -> str:
 
 async def configure(ledger: AsyncLedger, config: RunConfig, print_: str) -> None:
     """Create the run in the ledger, or recognise it. Raises Fatal when it is another one."""
-    op = ops.configure(
+    op = functools.partial(
+        ops.configure,
         max_required=config.rule.max_required,
         claim_size=config.samples_per_update,
         max_retries=config.ledger.max_retries,
         max_crashes=config.ledger.max_crashes,
         total=config.rollout.total_rollout_steps,
-        fingerprint=print_,
     )
-    reply = await ledger.run(op)
+    reply = await ledger.run(op(fingerprint=print_))
+    if reply.status != "ok" and continues(reply.fingerprint, print_):
+        reply = await ledger.run(op(fingerprint=reply.fingerprint))
     if reply.status != "ok":
         raise config_problem(
             f"run {config.name!r} was started with other settings: {differences(reply.fingerprint, print_)}. "

@@ -32,4 +32,5 @@ def environment_turns(config: RunConfig, stop_ids: Collection[int]) -> Environme
         return made
 
     host = EnvironmentHost(make, config.environment.step_timeout_s)
-    return EnvironmentTurns(host, ObservationEncoder(load_tokenizer(config), stop_ids).encode)
+    kwargs = config.data.apply_chat_template_kwargs
+    return EnvironmentTurns(host, ObservationEncoder(load_tokenizer(config), stop_ids, kwargs).encode)

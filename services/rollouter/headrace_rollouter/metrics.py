@@ -48,10 +48,13 @@ ENVIRONMENT_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60),
 )
 
+FAILURES = ("malformed", "timeout", "generation_error", "environment_error", "reward_error")
+"""What a rollouter fails a sample with."""
+
 VERSION.set(-1)
 IDLE.set(1.0)
 # From the start at 0: the first of a kind would not show as an increase.
-for _reason in ("malformed", "timeout", "generation_error", "environment_error", "reward_error"):
+for _reason in FAILURES:
     FAILED.labels(reason=_reason)
 for _reason in ("stop", "length", "turn_limit"):
     RESPONSE_TOKENS.labels(finish_reason=_reason)

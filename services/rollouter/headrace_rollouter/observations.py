@@ -31,10 +31,14 @@ _CONVERSATIONS = (
 
 
 class ObservationEncoder:
-    """`tokenizer`: a Hugging Face one. `stop_ids`: the tokens that end a turn."""
+    """`tokenizer`: a Hugging Face one. `stop_ids`: the tokens that end a turn. `template_kwargs`: what the
+    chat template is given beside the messages, as for the prompt (`data.apply_chat_template_kwargs`)."""
 
-    def __init__(self, tokenizer: Any, stop_ids: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, stop_ids: Collection[int], template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._template_kwargs = dict(template_kwargs or {})
         self._stops = [text for i in stop_ids if (text := tokenizer.decode([i]))]
         special = {token for token in tokenizer.all_special_tokens if token}
         special |= {str(t.content) for t in tokenizer.added_tokens_decoder.values() if t.special}
@@ -43,6 +47,14 @@ class ObservationEncoder:
 
     def encode(self, observation: Observation) -> list[int]:
         """Token ids, at least one. Raises EnvironmentFailed."""
+        try:
+            return self._encode(observation)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:  # such as text that is none, or that has no UTF-8
+            raise EnvironmentFailed(f"the Observation cannot be made tokens: {error!r}") from error
+
+    def _encode(self, observation: Observation) -> list[int]:
         if bool(observation.text) == bool(observation.messages):
             raise EnvironmentFailed(
                 "an Observation needs text or messages, one of the two; return Done() to end the trajectory"
@@ -79,7 +91,7 @@ class ObservationEncoder:
             )
         try:
             whole = self._tokenizer.apply_chat_template(
-                [*before, *messages], tokenize=False, add_generation_prompt=True
+                [*before, *messages], tokenize=False, add_generation_prompt=True, **self._template_kwargs
             )
         except Exception as error:  # a template is a program of the model's author
             roles = sorted({str(m.get("role")) for m in messages})

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 
 from headrace.config import RunConfig
+from headrace.encodable import encodable
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
@@ -79,11 +80,12 @@ class Samples:
                 raise WireError(f"parked group of {len(group)}, {self.group_size} are asked for")
             self._began_with(item, min([self._serving.version, *(v[0] for t in group if (v := t.versions))]))
         except WireError as error:
-            await self._fail(item, "malformed", str(error))
+            await self._fail(item, "malformed", encodable(str(error)))
             return
         seeds = self._seeds(prompt, item.failures)
+        task_seeds = self._task_seeds(prompt, item.failures)
         try:
-            group = await self._generate_group(prompt, group, seeds)
+            group = await self._generate_group(prompt, group, seeds, task_seeds)
         except TimeoutError:
             await self._fail(item, "timeout", f"no finish within {self._config.rollout.sample_timeout_s:g} s")
             return
@@ -101,7 +103,7 @@ class Samples:
             return
         generated = time.monotonic()
         try:
-            await self._scoring.group(prompt, group, [seed_of(0) for seed_of in seeds])
+            await self._scoring.group(prompt, group, task_seeds)
         except EnvironmentFailed as error:
             await self._fail(item, "environment_error", _trace(error))
             return
@@ -120,12 +122,17 @@ class Samples:
             baseline,
         )
         shown["partial"] = sample.span > 0
+        try:
+            encoded = encode_sample(sample)
+        except Exception as error:  # what a reward or an environment said of it cannot travel
+            await self._fail(item, "reward_error", _trace(error))
+            return
         verdict = await self._ledger.run(
             ops.finish(
                 self._owner,
                 item.sample_id,
                 item.attempt,
-                encode_sample(sample),
+                encoded,
                 sample.min_version,
                 sample.max_version,
                 sample.tokens,
@@ -151,14 +158,19 @@ class Samples:
 
         return [functools.partial(seed_of, index) for index in range(self.group_size)]
 
+    def _task_seeds(self, prompt: Prompt, failures: int) -> list[int]:
+        """What each trajectory's environment draws from; the greedy one draws as well."""
+        seed, sample_id = self._config.seed, prompt.sample_id
+        return [sampling_seed(seed, sample_id, index, 0, failures) for index in range(self.group_size)]
+
     async def _generate_group(
-        self, prompt: Prompt, group: list[Trajectory], seeds: list[SeedOf]
+        self, prompt: Prompt, group: list[Trajectory], seeds: list[SeedOf], task_seeds: list[int]
     ) -> list[Trajectory]:
         """Every unfinished trajectory continued. Raises TimeoutError past the sample's deadline."""
         deadline = self._serving.clock() + self._config.rollout.sample_timeout_s
         calls = [
-            asyncio.ensure_future(self._trajectory(prompt, t, seed_of))
-            for t, seed_of in zip(group, seeds, strict=True)
+            asyncio.ensure_future(self._trajectory(prompt, t, seed_of, task_seed))
+            for t, seed_of, task_seed in zip(group, seeds, task_seeds, strict=True)
         ]
         pending = set(calls)
         try:
@@ -176,16 +188,17 @@ class Samples:
             raise errors[0]
         return [call.result() for call in calls]
 
-    async def _trajectory(self, prompt: Prompt, t: Trajectory, seed_of: SeedOf) -> Trajectory:
+    async def _trajectory(self, prompt: Prompt, t: Trajectory, seed_of: SeedOf, task_seed: int) -> Trajectory:
         if t.finish_reason is not FinishReason.UNFINISHED:
             return t
-        done = await self._trajectories.to_the_end(prompt, t, seed_of)
+        done = await self._trajectories.to_the_end(prompt, t, seed_of, task_seed)
         if done.finish_reason is not FinishReason.UNFINISHED and seed_of(0) is not None:
             reason = done.finish_reason.name.lower()
             metrics.RESPONSE_TOKENS.labels(finish_reason=reason).observe(len(done.token_ids))
         return done
 
     async def _fail(self, item: Taken, reason: str, detail: str) -> None:
+        """`detail` can be encoded."""
         answer = await self._ledger.run(ops.fail(self._owner, item.sample_id, item.attempt, reason, detail))
         log.warning(
             "sample failed",
@@ -210,4 +223,4 @@ class Samples:
 
 
 def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))[-3500:]
+    return encodable("".join(traceback.format_exception(error)))[-3500:]

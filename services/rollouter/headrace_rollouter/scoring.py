@@ -29,12 +29,15 @@ class Scoring:
         self.scored = 0
         """Trajectories given to the reward."""
 
-    async def group(self, prompt: Prompt, group: Sequence[Trajectory], seeds: Sequence[int | None]) -> None:
+    async def group(self, prompt: Prompt, group: Sequence[Trajectory], task_seeds: Sequence[int]) -> None:
         """Reward, its parts and the environment's counts for each trajectory, and its state let go.
 
-        `seeds`: of each trajectory. Raises RewardError, EnvironmentFailed, and whatever a function raises.
+        `task_seeds`: of each trajectory's environment. Raises RewardError, EnvironmentFailed, and whatever a
+        function raises.
         """
-        calls = [asyncio.ensure_future(self._one(prompt, t, s)) for t, s in zip(group, seeds, strict=True)]
+        calls = [
+            asyncio.ensure_future(self._one(prompt, t, s)) for t, s in zip(group, task_seeds, strict=True)
+        ]
         try:
             await asyncio.gather(*calls)
         finally:
@@ -42,8 +45,8 @@ class Scoring:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _one(self, prompt: Prompt, t: Trajectory, seed: int | None) -> None:
-        outcome = await self._trajectories.outcome(prompt, t, seed)
+    async def _one(self, prompt: Prompt, t: Trajectory, task_seed: int) -> None:
+        outcome = await self._trajectories.outcome(prompt, t, task_seed)
         if outcome is None or outcome.reward is None:
             text = self._decode(t.token_ids.tolist())
             self.scored += 1
@@ -61,12 +64,12 @@ class Scoring:
                 f"{sorted(t.reward_parts)}"
             )
 
-    async def judge(self, prompt: Prompt, t: Trajectory, seed: int | None) -> tuple[float, str]:
+    async def judge(self, prompt: Prompt, t: Trajectory, task_seed: int) -> tuple[float, str]:
         """(score, the answer that counts in a majority vote) of a response to a held-out prompt.
 
         Raises RewardError and EnvironmentFailed.
         """
-        outcome = await self._trajectories.outcome(prompt, t, seed)
+        outcome = await self._trajectories.outcome(prompt, t, task_seed)
         if outcome is not None and outcome.reward is not None:
             return outcome.reward, self._trajectories.last_turn(t)
         text = self._decode(t.token_ids.tolist())

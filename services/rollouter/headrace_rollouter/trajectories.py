@@ -75,9 +75,10 @@ class Trajectories:
     def has_environment(self) -> bool:
         return self._environment is not None
 
-    async def to_the_end(self, prompt: Prompt, t: Trajectory, seed_of: SeedOf) -> Trajectory:
+    async def to_the_end(self, prompt: Prompt, t: Trajectory, seed_of: SeedOf, task_seed: int) -> Trajectory:
         """`t` continued; UNFINISHED when it was interrupted on the way, by a drain.
 
+        `task_seed`: what its environment draws from, the same wherever it goes on; a greedy one has it too.
         Raises EnvironmentFailed, and whatever the engine raises.
         """
         if t.finish_reason is not FinishReason.UNFINISHED or self._serving.draining:
@@ -85,7 +86,7 @@ class Trajectories:
         environment = self._environment
         if environment is None:
             return await self._engine.generate(prompt.token_ids, t, seed_of(len(t.token_ids)))
-        task = self._task(prompt, seed_of(0))
+        task = self._task(prompt, task_seed)
         with contextlib.suppress(_Interrupted):
             if t.environment_state is None:
                 t = replace(t, environment_state=await self._unless_draining(environment.host.start(task)))
@@ -100,7 +101,7 @@ class Trajectories:
                         break  # the engine was told to let go of it
         return t
 
-    async def outcome(self, prompt: Prompt, t: Trajectory, seed: int | None) -> Outcome | None:
+    async def outcome(self, prompt: Prompt, t: Trajectory, task_seed: int) -> Outcome | None:
         """What the environment makes of a trajectory that has ended; None without one.
 
         Raises EnvironmentFailed.
@@ -109,7 +110,7 @@ class Trajectories:
             return None
         history, text = self._passages(t)
         episode = Episode(
-            task=self._task(prompt, seed),
+            task=self._task(prompt, task_seed),
             turns=t.turns,
             text=text,
             history=history,
@@ -123,14 +124,14 @@ class Trajectories:
         """The model's latest turn."""
         return self._passages(t)[1]
 
-    def _task(self, prompt: Prompt, seed: int | None) -> Task:
+    def _task(self, prompt: Prompt, seed: int) -> Task:
         return Task(
             sample_id=prompt.sample_id,
             prompt=self._decode(prompt.token_ids.tolist()),
             data_source=prompt.data_source,
             ground_truth=prompt.ground_truth,
             extra_info=copy.deepcopy(prompt.extra_info),
-            seed=seed or 0,
+            seed=seed,
         )
 
     async def _answered(self, environment: EnvironmentTurns, task: Task, t: Trajectory) -> Trajectory:

@@ -9,13 +9,13 @@ import time
 import numpy as np
 
 from headrace.config import RunConfig
-from headrace.environments.loading import EnvironmentFailed
+from headrace.encodable import encodable
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.reward import RewardError
 from headrace.trace import Lanes, Recorder
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import FinishReason, decode_prompt, empty_trajectory
+from headrace_rollouter.engine import Engine
 from headrace_rollouter.scoring import Scoring
 from headrace_rollouter.seeds import sampling_seed
 from headrace_rollouter.serving import Serving
@@ -33,6 +33,7 @@ class Validation:
         self,
         config: RunConfig,
         ledger: AsyncLedger,
+        engine: Engine,
         serving: Serving,
         trajectories: Trajectories,
         scoring: Scoring,
@@ -41,6 +42,7 @@ class Validation:
     ) -> None:
         self._config = config
         self._ledger = ledger
+        self._engine = engine
         self._serving = serving
         self._trajectories = trajectories
         self._scoring = scoring
@@ -48,6 +50,8 @@ class Validation:
         self._lanes = Lanes(trace, "validation")
         self._next_poll = 0.0
         self.tasks: set[asyncio.Task[None]] = set()
+        self.dead_engine: BaseException | None = None
+        """Found by a held-out prompt: the process must end."""
 
     def look_again(self) -> None:
         """A new version may have rows."""
@@ -82,22 +86,25 @@ class Validation:
             await self._row(version, row, payload)
 
     async def _row(self, version: int, row: int, payload: bytes) -> None:
-        """One response to a held-out prompt. A reward or an environment that fails counts 0 and is logged:
-        the row must end."""
+        """One response to a held-out prompt. A reward or an environment that fails, in whatever way, counts 0
+        and is logged: the row must end, or the commit waits for it."""
         prompt = decode_prompt(payload)
         temperature = self._config.val.temperature
 
         def seed_of(have: int) -> int | None:
             return sampling_seed(self._config.seed, f"val-{version}-{row}", 0, have) if temperature else None
 
+        # By the row: `val.n` asks the same prompt several times. Every version meets the same environment.
+        task_seed = sampling_seed(self._config.seed, f"val-{row}", 0, 0)
         t = empty_trajectory(temperature or 1.0)
         try:
-            t = await self._trajectories.to_the_end(prompt, t, seed_of)
+            t = await self._trajectories.to_the_end(prompt, t, seed_of, task_seed)
             if t.finish_reason is FinishReason.UNFINISHED or t.versions != (version, version):
                 return  # a score never mixes versions; the round that closed this validation reports the rest
-            reward, answer = await self._scoring.judge(prompt, t, seed_of(0))
-        except (RewardError, EnvironmentFailed) as error:
-            log.warning("validation reward failed", extra={"row": row, "error": str(error)})
+            reward, answer = await self._scoring.judge(prompt, t, task_seed)
+        except Exception as error:  # user code, or a request that the engine refused
+            await self._check_engine()
+            log.warning("validation reward failed", extra={"row": row, "error": encodable(repr(error))})
             reward, answer = 0.0, ""
         await self._serving.trusted.wait()
         result = pb.ValidationResult(
@@ -106,6 +113,14 @@ class Validation:
             data_source=prompt.data_source,
             reward=reward,
             response_tokens=np.int64(len(t.token_ids)).item(),
-            answer=answer[:_ANSWER_CHARS],
+            answer=encodable(answer)[:_ANSWER_CHARS],
         )
         await self._ledger.run(ops.val_finish(self._owner, version, row, result.SerializeToString()))
+
+    async def _check_engine(self) -> None:
+        """A dead engine is not the row's fault. Raises EngineFailed."""
+        try:
+            await self._engine.check()
+        except Exception as error:
+            self.dead_engine = error
+            raise

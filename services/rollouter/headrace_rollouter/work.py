@@ -63,7 +63,7 @@ class Worker:
             config, ledger, engine, state, self._trajectories, self._scoring, owner, self._began_with
         )
         self._validation = Validation(
-            config, ledger, state, self._trajectories, self._scoring, owner, self.trace
+            config, ledger, engine, state, self._trajectories, self._scoring, owner, self.trace
         )
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
         self._oldest: dict[Attempt, int] = {}
@@ -135,8 +135,9 @@ class Worker:
         all: the process must end then, so that the lease gives back what it owns.
         """
         while not self.draining:
-            if self._failure is not None:
-                raise self._failure
+            failure = self._failure or self._validation.dead_engine
+            if failure is not None:
+                raise failure
             if not self.serving.is_set():
                 with contextlib.suppress(TimeoutError):  # look at `draining` now and then
                     await asyncio.wait_for(self.serving.wait(), 0.2)

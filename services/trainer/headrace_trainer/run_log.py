@@ -154,9 +154,12 @@ def part_means(sums: Sequence[PartSums]) -> dict[str, float]:
 
 
 def environment_metrics(turns: Sequence[int], counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Turns of each trajectory, and means of what its environment counted, of those that have the count."""
+    """Turns of each trajectory, and means of what its environment counted, of those that have the count.
+
+    Of the counts too the first `MOST_PARTS` are kept.
+    """
     out = {"env/turns/mean": sum(turns) / len(turns), "env/turns/max": float(max(turns))}
-    for name in sorted({name for counts in counted for name in counts}):
+    for name in sorted({name for counts in counted for name in counts})[:MOST_PARTS]:
         found = [counts[name] for counts in counted if name in counts]
         out[f"env/{name}/mean"] = sum(found) / len(found)
     return out
