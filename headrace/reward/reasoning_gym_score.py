@@ -2,81 +2,38 @@
 
 `extra_info["reasoning_gym"]` of the row is {"dataset": name, "entry": {"question", "answer", "metadata"}},
 as rows of `reasoning_gym:NAME` have it.
-
-`import reasoning_gym` imports all of its data sets, and fails without packages that a few of them need
-(pycosat has no wheel). So only the module of the data set that is asked for is imported here: its package
-is found, not executed.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
-import re
-import sys
-import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-if importlib.util.find_spec("reasoning_gym") is None:
-    raise ImportError("the package reasoning_gym is not installed: pip install --no-deps reasoning_gym")
+from headrace.data.gym_package import ADVICE, MissingPackage, absent_packages, import_reasoning_gym
 
-_NAMED = re.compile(r'^DATASET_NAME\s*=\s*"(\w+)"|register_dataset\(\s*"(\w+)"', re.MULTILINE)
-_OWN_INIT = ("coaching", "data")
-"""Subpackages without data sets: the others' modules import from them."""
-
-
-def _root() -> Path:
-    spec = importlib.util.find_spec("reasoning_gym")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-@functools.cache
-def dataset_modules() -> dict[str, str]:
-    """Name of every data set -> its module."""
-    root = _root()
-    found = {}
-    for file in sorted(root.rglob("*.py")):
-        if file.parent == root:
-            continue
-        for match in _NAMED.finditer(file.read_text(encoding="utf-8")):
-            module = ".".join(("reasoning_gym", *file.relative_to(root).with_suffix("").parts))
-            found[match[1] or match[2]] = module
-    return found
-
-
-def _packages_without_their_imports() -> None:
-    """Put reasoning_gym and its categories into sys.modules, unexecuted."""
-    if "reasoning_gym" in sys.modules:
-        return
-    root = _root()
-    directories = [d.parent for d in root.glob("*/__init__.py") if d.parent.name not in _OWN_INIT]
-    for directory in (root, *directories):
-        name = ".".join(("reasoning_gym", *directory.relative_to(root).parts))
-        package = types.ModuleType(name)
-        package.__path__ = [str(directory)]
-        sys.modules[name] = package
+try:
+    reasoning_gym = import_reasoning_gym()
+except ModuleNotFoundError as error:
+    raise ImportError(f"the package reasoning_gym is not installed; {ADVICE}") from error
 
 
 @functools.cache
 def scoring(dataset: str) -> Callable[[str | None, dict[str, Any]], float]:
     """`score_answer` of the data set. Raises ValueError or ImportError, with what to do."""
-    modules = dataset_modules()
-    if dataset not in modules:
+    known = reasoning_gym.factory.DATASETS
+    if dataset not in known:
         raise ValueError(f"reasoning_gym has no data set {dataset!r}")
-    _packages_without_their_imports()
-    try:
-        importlib.import_module(modules[dataset])
-        factory = importlib.import_module("reasoning_gym.factory")
-        score: Callable[[str | None, dict[str, Any]], float] = factory.get_score_answer_fn(dataset)
-    except ModuleNotFoundError as error:
+    absent = absent_packages(known[dataset][0].__module__)
+    if absent:
         raise ImportError(
-            f"reasoning_gym's data set {dataset} needs the package {error.name}, which is not installed"
-        ) from error
+            f"reasoning_gym's data set {dataset} needs the package {absent[0]}, which is not installed"
+        )
+    try:
+        score: Callable[[str | None, dict[str, Any]], float]
+        score = reasoning_gym.factory.get_score_answer_fn(dataset)
+    except MissingPackage as error:
+        raise ImportError(f"reasoning_gym's data set {dataset}: {error}") from error
     return score
 
 
