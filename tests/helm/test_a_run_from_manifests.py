@@ -90,6 +90,29 @@ def assert_tells_what_is_wrong(
     assert "not-the-word" not in text
 
 
+def assert_can_be_read(run: LocalPods, folder: Path) -> None:
+    """In the trainer's pod, with the commands that docs/kubernetes.md shows."""
+
+    def headrace(*words: str) -> str:
+        code, said = run.execute("trainer", "headrace", *words)
+        assert code == 0, said
+        return said
+
+    assert "demo: completed in " in headrace("status", "/runs/demo")
+    facts = json.loads(headrace("status", "/runs/demo", "--json"))
+    assert (facts["state"], facts["last_update"]["step"]) == ("completed", 6)
+    audited = json.loads(headrace("audit", "/runs/demo", "--json"))
+    assert (audited["balanced"], audited["steps"]) == (True, 6)
+    assert "── sample " in headrace("samples", "/runs/demo", "--worst", "1")
+    headrace("dead", "/runs/demo")
+    headrace("report", "/runs/demo", "--out", "/tmp/report.html")
+    assert "completed" in (folder / "tmp" / "report.html").read_text()
+    assert (
+        run.variables("trainer")["HEADRACE_REDIS_PASSWORD"]
+        not in (folder / "runs" / "demo" / "config.yaml").read_text()
+    )
+
+
 def ask(
     run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **changes: str
 ) -> tuple[object, str]:
@@ -123,6 +146,7 @@ def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
     password = told["HEADRACE_REDIS_PASSWORD"]
     with connect(with_password(told["HEADRACE_REDIS_URL"], password)) as client:
         assert audit(client, "demo").balanced
+    assert_can_be_read(run, tmp_path)
     for name in ("trainer", "rollouter", "queue", "coordinator", "rendezvous"):
         assert run.stop(name) == 0, run.log(name)[-4000:]
     assert not [name for name in run.running if password in run.log(name)]
