@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace import reachable, valkey_server
+from headrace import config_load, reachable, valkey_server
 from headrace.ledger.audit import audit
 from headrace.net import free_port
 from headrace.redis_connect import connect
 from headrace.redis_url import with_password
+from headrace.runner.in_cluster import leave_config
 from tests.helm import charts
 from tests.helm.local_pods import LocalPods
 from tests.helm.objects import read
@@ -58,7 +59,7 @@ def run(tmp_path: Path) -> Iterator[LocalPods]:
 
 
 def test_the_services_find_each_other(
-    run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: LocalPods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All but those that compute, then what `helm test` starts, and what it says when something is wrong."""
     for part in PARTS[:3]:
@@ -68,6 +69,7 @@ def test_the_services_find_each_other(
     assert run.log("test").count("ok  ") == 3
     assert run.log("test").count("refuses who has no") == 2
     assert run.ended() == {}
+    assert_is_found(run, tmp_path)
     assert_tells_what_is_wrong(run, monkeypatch, capsys)
     for name in ("queue", "coordinator", "rendezvous", "redis"):
         assert run.stop(name) == 0, run.log(name)[-4000:]
@@ -75,6 +77,18 @@ def test_the_services_find_each_other(
     assert code == 1
     assert text.count("failed  ") == 3
     assert "queue: no answer from" in text
+
+
+def assert_is_found(run: LocalPods, folder: Path) -> None:
+    """With what the trainer leaves at its start."""
+    mounted = folder / "config" / "config.yaml"
+    leave_config(config_load.load(mounted), mounted, folder / "runs" / "demo")
+    code, said = run.execute("trainer", "headrace", "status", "/runs/demo")
+    assert code == 0, said
+    assert said.startswith("demo: running in ")
+    assert "0 trained" in said
+    code, said = run.execute("trainer", "headrace", "audit", "/runs/demo")
+    assert code == 0, said
 
 
 def assert_tells_what_is_wrong(
