@@ -30,6 +30,11 @@ def redis_url() -> str:
     return with_redis_password(url)
 
 
+def redis_url_if_set() -> str | None:
+    """The same; None where HEADRACE_REDIS_URL is not set."""
+    return redis_url() if os.environ.get("HEADRACE_REDIS_URL") else None
+
+
 def with_redis_password(url: str) -> str:
     """`url` with HEADRACE_REDIS_PASSWORD, whatever characters that has; one in `url` itself goes first."""
     password = os.environ.get("HEADRACE_REDIS_PASSWORD", "")

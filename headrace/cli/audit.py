@@ -13,6 +13,7 @@ from headrace import trained_log
 from headrace.cli import options
 from headrace.cli.ledger_of_run import NoLedger, ledger_of
 from headrace.cli.status import no_run
+from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, compare, read_op, states
 from headrace.runner.layout import RunLayout, find_run, read_rows
 from headrace.runner.summary import balance_line
@@ -61,6 +62,8 @@ def audit(name: str, runs_dir: Path, *, as_json: bool = False) -> int:
     ended_in_order = not layout.in_use() and _ended_in_order(layout)
     try:
         with ledger_of(layout) as found:
+            if found.in_cluster:
+                ended_in_order = found.ledger.run(ops.stats()).completed
             raw = found.ledger.run(read_op())
     except NoLedger as error:
         print(f"headrace: {error}", file=sys.stderr)

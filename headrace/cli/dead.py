@@ -91,9 +91,10 @@ def _requeue(found: RunLedger, layout: RunLayout, ids: Sequence[str], *, as_json
         if back and not found.is_on:
             print("the run has ended: start it again, with the command that started it, to train them")
     if refused:
+        way_on = "" if found.in_cluster else "; do this again once it has ended, and start it again"
         print(
-            f"headrace: the run is ending, its trainer takes no more samples: {_count(refused)} left dead; "
-            "do this again once it has ended, and start it again",
+            "headrace: the run is ending or has completed, its trainer takes no more samples: "
+            f"{_count(refused)} left dead{way_on}",
             file=sys.stderr,
         )
     if unknown:

@@ -1,4 +1,7 @@
-"""The ledger of a run for a command: at its server while that is up, else on the run's files."""
+"""The ledger of a run for a command: at its server while that is up, else on the run's files.
+
+In a cluster the server is always up, and the environment of the pods names it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from dataclasses import dataclass
 import redis
 
 from headrace import redis_url
-from headrace.config_load import load
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.redis_connect import connect
+from headrace.runner.in_cluster import NO_ADDRESS, ledger_url, name_of
 from headrace.runner.layout import RunLayout, read_json
 from headrace.valkey_server import start_valkey
 
@@ -27,16 +30,24 @@ class NoLedger(LedgerError):
 class RunLedger:
     ledger: SyncLedger
     is_on: bool
-    """Whether a runner is there. If not, none can start until the command has ended."""
+    """Whether a runner is there. If not, none can start until the command has ended. A run in a cluster
+    always counts as on: nothing keeps its trainer from starting."""
+    in_cluster: bool = False
 
 
 @contextlib.contextmanager
 def ledger_of(layout: RunLayout) -> Iterator[RunLedger]:
     """The run's ledger. The bundled server is started on the files of a run that has ended.
 
-    Raises NoLedger, LedgerError, ValkeyError, RunInUseError.
+    Raises ConfigError, NoLedger, LedgerError, ValkeyError, RunInUseError.
     """
-    run = load(layout.config).name if layout.config.exists() else layout.root.name
+    run = name_of(layout)
+    if layout.in_cluster:
+        if (url := ledger_url()) is None:
+            raise NoLedger(f"{layout.root}: {NO_ADDRESS}")
+        with _at(url, run) as ledger:
+            yield RunLedger(ledger, is_on=True, in_cluster=True)
+        return
     ends = read_json(layout.endpoints) or {}
     if layout.in_use():
         if "redis_url" not in ends:

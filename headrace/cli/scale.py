@@ -64,6 +64,13 @@ def scale(name: str, wish: str, runs_dir: Path, *, wait_s: float | None) -> int:
     if layout is None:
         print(no_run(name, runs_dir), file=sys.stderr)
         return EXIT_USAGE
+    if layout.in_cluster:
+        print(
+            f"headrace: {layout.root.name} has no runner; in a cluster say "
+            f"kubectl scale deployment/RELEASE-rollouter --replicas={count}",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
     if not layout.in_use():
         print(
             f"headrace: {layout.root.name} is not on; start it with rollout.replicas={count}",

@@ -1,4 +1,5 @@
-"""`headrace status`: a run that is on from its ledger, one that ended from its summary."""
+"""`headrace status`: a run that is on from its ledger, one that ended from its summary, one in a cluster
+from its ledger in either case."""
 
 from __future__ import annotations
 
@@ -19,26 +20,31 @@ from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect
 from headrace.runner import summary as summaries
+from headrace.runner.in_cluster import COMPLETED, NO_ADDRESS, look
 from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
-DESCRIPTION = "Show a run that is on (from its ledger) or one that ended (from its summary)."
+DESCRIPTION = (
+    "Show a run that is on (from its ledger) or one that ended (from its summary). In a pod of a cluster, "
+    "name the run's directory: its state comes from the ledger."
+)
 
 EXIT_CODES = {
     0: "shown; with `--watch`: the run is complete",
-    1: "with `--watch`: the run failed or was killed",
+    1: "with `--watch`: the run failed or was killed, or nothing says where its ledger is",
     2: "there is no such run",
     130: "with `--watch`: the run was stopped, or this command was",
 }
 JSON = {
-    "state": "`running`, `completed`, `stopped`, `failed` or `killed`",
+    "state": "`running`, `completed`, `stopped`, `failed` or `killed`; `unknown` of a run in a cluster whose "
+    "ledger cannot be read",
     "directory": "of the run",
     "summary": "`summary.json`, of a run that ended",
     "services": "process id of each service, while it is on",
-    "last_update": "last row of `metrics.jsonl`, while it is on",
-    "eval": "held-out scores so far, while it is on",
-    "ledger": "the ledger's counts, version, members and so on, while it is on",
+    "last_update": "last row of `metrics.jsonl`, while it is on, and in a cluster",
+    "eval": "held-out scores so far, while it is on, and in a cluster",
+    "ledger": "the ledger's counts, version, members and so on, while it is on, and in a cluster",
     "recommendation": "how many rollouters the idle ratios speak for, and why, while it is on; null at first",
     "note": "what hinders it, if anything",
 }
@@ -73,7 +79,7 @@ def status(name: str, runs_dir: Path, *, as_json: bool, watch_s: float | None = 
         return EXIT_USAGE
     if watch_s is not None:
         return _watch(layout, watch_s, as_json)
-    facts = live(layout) if layout.in_use() else ended(layout)
+    facts = facts_of(layout)
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
@@ -85,6 +91,15 @@ def _watch(layout: RunLayout, every_s: float, as_json: bool) -> int:
     """Until the run ends. JSON: one line each time."""
     from headrace.runner import watch
 
+    if layout.in_cluster:
+        while True:
+            facts = in_cluster(layout)
+            print(json.dumps(facts) if as_json else "\n".join(text(facts, layout)), flush=True)
+            if facts["state"] == COMPLETED:
+                return 0
+            if facts.get("note") == NO_ADDRESS:
+                return EXIT_FAILED
+            time.sleep(every_s)
     if as_json:
         while layout.in_use():
             print(json.dumps(live(layout)), flush=True)
@@ -101,6 +116,26 @@ def no_run(name: str, runs_dir: Path) -> str:
     known = sorted(p.parent.name for p in runs_dir.glob("*/config.yaml")) if runs_dir.is_dir() else []
     there = f"known there: {', '.join(known)}" if known else "no runs there"
     return f"headrace: no run {name!r} in {runs_dir} and no such directory; {there}"
+
+
+def facts_of(layout: RunLayout) -> dict[str, Any]:
+    if layout.in_cluster:
+        return in_cluster(layout)
+    return live(layout) if layout.in_use() else ended(layout)
+
+
+def in_cluster(layout: RunLayout) -> dict[str, Any]:
+    """What files and ledger tell of a run without a runner."""
+    rows, reading = read_rows(layout.metrics), look(layout)
+    facts: dict[str, Any] = {
+        "state": reading.state,
+        "directory": str(layout.root),
+        "last_update": rows[-1] if rows else None,
+        "eval": summaries.eval_rows(layout.eval),
+    }
+    if reading.stats is not None:
+        facts |= {"ledger": ledger_facts(reading.stats), "recommendation": reading.advice}
+    return facts if reading.note is None else {**facts, "note": reading.note}
 
 
 def live(layout: RunLayout) -> dict[str, Any]:

@@ -36,6 +36,14 @@ def tune(name: str, overrides: Sequence[str], runs_dir: Path) -> int:
     if layout is None:
         print(no_run(name, runs_dir), file=sys.stderr)
         return EXIT_USAGE
+    if layout.in_cluster:
+        settings = " ".join(f"--set-json config.{text}" for text in overrides)
+        print(
+            f"headrace: {layout.root.name} has no runner; in a cluster say "
+            f"helm upgrade RELEASE helm/headrace --values FILE {settings}",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
     if not layout.in_use() or not layout.requested.exists():
         print(f"headrace: {layout.root.name} is not on; start it with {' '.join(overrides)}", file=sys.stderr)
         return EXIT_USAGE

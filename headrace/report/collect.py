@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from headrace.runner.in_cluster import look
 from headrace.runner.layout import RunLayout, read_rows
 from headrace.runner.summary import eval_rows
 from headrace.sample_dump import ORDERS, Kept, Picks, read
@@ -36,7 +37,7 @@ class RunData:
     """Name of the run, made unlike those of the others on the page."""
     root: Path
     state: str
-    """`running`, the summary's status, or `killed`."""
+    """`running`, the summary's status, or `killed`; in a cluster what the ledger says, else `unknown`."""
     config: dict[str, Any] = field(default_factory=dict)
     """Resolved configuration by dotted key."""
     summary: dict[str, Any] = field(default_factory=dict)
@@ -136,7 +137,9 @@ def labels(layouts: Sequence[RunLayout]) -> list[str]:
 
 def _collect(layout: RunLayout, label: str, decode: Decode | None) -> RunData:
     summary = layout.read_summary() or {}
-    if layout.in_use():
+    if layout.in_cluster:
+        state = look(layout).state
+    elif layout.in_use():
         state, summary = "running", {}
     else:
         state = str(summary.get("status") or "killed")

@@ -17,6 +17,7 @@
                          the number of rollouters asked for while it runs
 
 One runner per directory: it holds a lock, which the guardian keeps until the run's last process is gone.
+In a cluster there is no runner: the directory holds what the trainer writes there, its configuration too.
 """
 
 from __future__ import annotations
@@ -193,6 +194,11 @@ class RunLayout:
         finally:
             os.close(descriptor)
         return False
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether no runner has ever been here: a cluster started the services, or this is a copy."""
+        return not any(path.exists() for path in (self.private, self.redis, self.summary))
 
     def move_aside(self) -> Path:
         """Rename the directory to the first free `<name>.<n>` and return that."""

@@ -60,6 +60,20 @@ class LocalPods:
         """The arguments of its main container."""
         return [self._local(word) for word in self._pods[component].spec["containers"][0]["args"]]
 
+    def execute(self, component: str, *words: str) -> tuple[int, str]:
+        """`kubectl exec` in its main container: exit code, and all that is printed."""
+        done = subprocess.run(
+            [self._local(word) for word in words],
+            env=self.variables(component),
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_END_S,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
     def ended(self) -> dict[str, int]:
         """Exit codes of the containers that ended by themselves."""
         codes = {name: process.poll() for name, process in self.running.items()}

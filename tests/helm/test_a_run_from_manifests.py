@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace import reachable, valkey_server
+from headrace import config_load, reachable, valkey_server
 from headrace.ledger.audit import audit
 from headrace.net import free_port
 from headrace.redis_connect import connect
 from headrace.redis_url import with_password
+from headrace.runner.in_cluster import leave_config
 from tests.helm import charts
 from tests.helm.local_pods import LocalPods
 from tests.helm.objects import read
@@ -58,7 +59,7 @@ def run(tmp_path: Path) -> Iterator[LocalPods]:
 
 
 def test_the_services_find_each_other(
-    run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: LocalPods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All but those that compute, then what `helm test` starts, and what it says when something is wrong."""
     for part in PARTS[:3]:
@@ -68,6 +69,7 @@ def test_the_services_find_each_other(
     assert run.log("test").count("ok  ") == 3
     assert run.log("test").count("refuses who has no") == 2
     assert run.ended() == {}
+    assert_is_found(run, tmp_path)
     assert_tells_what_is_wrong(run, monkeypatch, capsys)
     for name in ("queue", "coordinator", "rendezvous", "redis"):
         assert run.stop(name) == 0, run.log(name)[-4000:]
@@ -75,6 +77,18 @@ def test_the_services_find_each_other(
     assert code == 1
     assert text.count("failed  ") == 3
     assert "queue: no answer from" in text
+
+
+def assert_is_found(run: LocalPods, folder: Path) -> None:
+    """With what the trainer leaves at its start."""
+    mounted = folder / "config" / "config.yaml"
+    leave_config(config_load.load(mounted), mounted, folder / "runs" / "demo")
+    code, said = run.execute("trainer", "headrace", "status", "/runs/demo")
+    assert code == 0, said
+    assert said.startswith("demo: running in ")
+    assert "0 trained" in said
+    code, said = run.execute("trainer", "headrace", "audit", "/runs/demo")
+    assert code == 0, said
 
 
 def assert_tells_what_is_wrong(
@@ -88,6 +102,29 @@ def assert_tells_what_is_wrong(
     assert (code, text.count("ok  ")) == (1, 2)
     assert "failed  redis: no answer" in text
     assert "not-the-word" not in text
+
+
+def assert_can_be_read(run: LocalPods, folder: Path) -> None:
+    """In the trainer's pod, with the commands that docs/kubernetes.md shows."""
+
+    def headrace(*words: str) -> str:
+        code, said = run.execute("trainer", "headrace", *words)
+        assert code == 0, said
+        return said
+
+    assert "demo: completed in " in headrace("status", "/runs/demo")
+    facts = json.loads(headrace("status", "/runs/demo", "--json"))
+    assert (facts["state"], facts["last_update"]["step"]) == ("completed", 6)
+    audited = json.loads(headrace("audit", "/runs/demo", "--json"))
+    assert (audited["balanced"], audited["steps"]) == (True, 6)
+    assert "── sample " in headrace("samples", "/runs/demo", "--worst", "1")
+    headrace("dead", "/runs/demo")
+    headrace("report", "/runs/demo", "--out", "/tmp/report.html")
+    assert "completed" in (folder / "tmp" / "report.html").read_text()
+    assert (
+        run.variables("trainer")["HEADRACE_REDIS_PASSWORD"]
+        not in (folder / "runs" / "demo" / "config.yaml").read_text()
+    )
 
 
 def ask(
@@ -123,6 +160,7 @@ def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
     password = told["HEADRACE_REDIS_PASSWORD"]
     with connect(with_password(told["HEADRACE_REDIS_URL"], password)) as client:
         assert audit(client, "demo").balanced
+    assert_can_be_read(run, tmp_path)
     for name in ("trainer", "rollouter", "queue", "coordinator", "rendezvous"):
         assert run.stop(name) == 0, run.log(name)[-4000:]
     assert not [name for name in run.running if password in run.log(name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kubernetes_validate import utils
 
+from headrace.cli.main import parse
 from tests.helm import charts
 from tests.helm.objects import Object, pods, read
+from tests.helm.pod_security import violations
 from tests.helm.tools import ROOT, run_helm
 
 PAGE = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/kubernetes.md"))
@@ -111,6 +115,42 @@ def test_kubectl_names_what_is_there() -> None:
             given = {w.split("=")[1] for w in words if w.startswith("--from-literal")}
             assert given == {"token", "redis-password"}
     assert sum("deployment/" in line for line in lines("kubectl")) >= 2
+
+
+def test_commands_in_pods_are_headraces() -> None:
+    found = [line.partition(" -- headrace ")[2] for line in lines("kubectl") if " -- headrace " in line]
+    for command in found:
+        args = parse(shlex.split(command))
+        assert "/runs/math" in (getattr(args, "run", None), *getattr(args, "runs", []))
+    assert found
+
+
+def test_the_pod_that_holds_the_volume() -> None:
+    """`kubectl run` merges the overrides into a pod whose container has the pod's name."""
+    (line,) = [line for line in lines("kubectl") if line.split()[1] == "run"]
+    words = shlex.split(line)
+    name = words[2]
+    options = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
+    spec = json.loads(options["overrides"])["spec"]
+    (container,) = spec["containers"]
+    assert container["name"] == name
+    container |= {"image": options["image"], "args": words[words.index("--") + 1 :]}
+    made = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"run": name}},
+        "spec": spec,
+    }
+    utils.validate(made, "1.29", strict=True)
+    (pod,) = pods([made])
+    assert list(violations(pod)) == []
+    (trainer,) = [
+        p for p in pods(charts.rendered("examples/one-node-8-gpus.yaml", "math")) if p.component == "trainer"
+    ]
+    assert options["image"] == trainer.spec["containers"][0]["image"]
+    assert spec["securityContext"] == trainer.spec["securityContext"], "what it reads is the trainer's"
+    assert all(volume in trainer.spec["volumes"] for volume in spec["volumes"])
+    assert all(mount in trainer.spec["containers"][0]["volumeMounts"] for mount in container["volumeMounts"])
 
 
 def _claims(thing: Object) -> set[str]:

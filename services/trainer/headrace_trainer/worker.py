@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY, start_http_server
 from headrace import environment, logs
 from headrace.config_load import ConfigError, load
 from headrace.ledger.client import AdoptError, LedgerUnavailable
+from headrace.runner.in_cluster import leave_config
 from headrace_trainer import metrics
 from headrace_trainer.batch import ClaimFailed
 from headrace_trainer.checkpoint import SaveFailed
@@ -46,7 +47,10 @@ def main() -> None:
         if args.port and os.environ.get("LOCAL_RANK", "0") == "0":  # one per node
             shown = REGISTRY if ranks.is_first else metrics.process_only()
             start_http_server(args.port, args.host or config.services.host, registry=shown)
-        code = Trainer(config, ranks, environment.run_dir(), args.state / "stop").run()
+        run_dir = environment.run_dir()
+        if ranks.is_first:
+            leave_config(config, args.config, run_dir)
+        code = Trainer(config, ranks, run_dir, args.state / "stop").run()
         ranks.close()
     except (ConfigError, AdoptError, ValueError) as error:
         log.error("cannot run", exc_info=error)

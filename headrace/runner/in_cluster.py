@@ -1,0 +1,89 @@
+"""A run whose services a cluster starts: it has no runner, lock or summary.
+
+Its directory is the volume of the checkpoints, and the pods' variables say where its ledger is. Where none do
+(a copy of the directory at home), its files can be read all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from headrace import config_load, environment, recommendation, redis_url
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError
+from headrace.ledger import ops
+from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.ledger.replies import Stats
+from headrace.redis_connect import connect
+from headrace.runner.layout import RunLayout
+
+COMPLETED, RUNNING, UNKNOWN = "completed", "running", "unknown"
+
+NO_ADDRESS = (
+    "no runner has been here: a run of a cluster, or a copy. Its ledger is read in one of its pods, or "
+    "anywhere with HEADRACE_REDIS_URL and HEADRACE_REDIS_PASSWORD set as they are there"
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the ledger says. `stats` is None when it cannot be read; `note` says why."""
+
+    stats: Stats | None
+    advice: Mapping[str, Any] | None = None
+    note: str | None = None
+
+    @property
+    def state(self) -> str:
+        """Whether its pods are up the ledger cannot tell: what has not completed counts as running."""
+        if self.stats is None:
+            return UNKNOWN
+        return COMPLETED if self.stats.completed else RUNNING
+
+
+def leave_config(config: RunConfig, read_from: Path, run_dir: Path) -> None:
+    """By the trainer at its start: write the configuration, passwords masked, where no runner does.
+
+    One of an earlier start is replaced: an upgrade may have changed it. `read_from`: the trainer's own file.
+    """
+    layout = RunLayout(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if layout.in_cluster and read_from.resolve() != layout.config.resolve():
+        config_load.write(config, layout.config)
+
+
+def ledger_url() -> str | None:
+    """Of the server that the environment names, with its password; None when it names none.
+
+    Raises LedgerError for one that cannot be read as a URL.
+    """
+    url = environment.redis_url_if_set()
+    if url is not None:
+        try:
+            redis_url.parse(url)
+        except ValueError as error:
+            raise LedgerError(f"HEADRACE_REDIS_URL: {error}") from None
+    return url
+
+
+def name_of(layout: RunLayout) -> str:
+    """The run's name in the ledger. Raises ConfigError."""
+    return config_load.load(layout.config).name if layout.config.exists() else layout.root.name
+
+
+def look(layout: RunLayout, timeout_s: float = 3.0) -> Reading:
+    """Read the ledger once; never raises for one that cannot be read."""
+    try:
+        url, run = ledger_url(), name_of(layout)
+        if url is None:
+            return Reading(None, note=NO_ADDRESS)
+        with connect(url, timeout_s=timeout_s) as client:
+            stats = SyncLedger(client, run, retry_s=1.0).run(ops.stats())
+            return Reading(stats, recommendation.decode(client.get(recommendation.recommendation_key(run))))
+    except (LedgerError, redis.RedisError, OSError, ConfigError, ValueError) as error:
+        return Reading(None, note=f"its ledger cannot be read: {error}")
