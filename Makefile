@@ -49,9 +49,10 @@ chaos: $(VENV)/.ready ## A real run under random faults, then the audit; FAULTS=
 REGISTRY ?= headrace
 TAG ?= latest
 DEVICE ?= cuda
-images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=...
+images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=...; PUSH=1 pushes them
 	@for service in queue coordinator trainer rollouter; do \
 	  docker build -f docker/Dockerfile.$$service --build-arg DEVICE=$(DEVICE) -t $(REGISTRY)/$$service:$(TAG) . || exit 1; \
+	  $(if $(PUSH),docker push $(REGISTRY)/$$service:$(TAG) || exit 1; )\
 	done
 
 images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean environment, and a short run from all four

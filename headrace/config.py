@@ -145,7 +145,7 @@ class TrainerConfig(Section):
     """Local updates in a row of which nothing was finite, after which the run stops with an error."""
     logger: list[Tracker] = ["console"]
     """Where the rows of `metrics.jsonl` and the held-out scores go beside the run's own files: `tensorboard`
-    and `wandb` need `pip install 'headrace[logging]'`; `console` is what the runner shows anyway."""
+    and `wandb` need `.venv/bin/pip install -e '.[logging]'`; `console` is what the runner shows anyway."""
     project_name: str = "headrace"
     """Project in Weights & Biases; the run's `name` is its name there too."""
 

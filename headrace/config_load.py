@@ -19,10 +19,15 @@ from pydantic import BaseModel, ValidationError
 from headrace import verl_translate
 from headrace.config import RunConfig
 from headrace.redis_url import masked
+from headrace.verl_keys import NoEffect
 
 COMMAND_LINE = "command line"
 _MAX_UNKNOWN = 12
 _MISSING = object()
+_Alike = dict[str, tuple[str, str, Any]]
+"""Our key -> (where, verl's key, value) of one of verl's that must have its value, the latest."""
+_OPTIONS = {"data.show": "headrace data CONFIG --show {}"}
+"""Options of a command that look like keys."""
 
 
 class ConfigError(ValueError):
@@ -44,15 +49,16 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     An override is `key.path=value` (the value is YAML), or the name of a further file, whose keys replace
     those before. verl's keys are read as ours where they mean the same. Raises ConfigError.
     """
-    data = _in_our_keys(_read(path), str(path))
+    alike: _Alike = {}
+    data = _in_our_keys(_read(path), str(path), alike)
     origins: list[tuple[str, str]] = []  # (key, where it was set), the latest first
     for text in overrides:
         if is_file_name(text):
-            layer = _in_our_keys(_read(Path(text)), text)
+            layer = _in_our_keys(_read(Path(text)), text, alike)
             origins[:0] = [(key, text) for name, value in layer.items() for key in _leaves(str(name), value)]
             _merge(data, layer)
         else:
-            origins[:0] = [(key, COMMAND_LINE) for key in _apply(data, text)]
+            origins[:0] = [(key, COMMAND_LINE) for key in _apply(data, text, alike)]
 
     def where(dotted: str) -> str:
         for key, origin in origins:
@@ -62,14 +68,25 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     unknown = list(_unknown_keys(data, RunConfig))
     if unknown:
-        lines = [f"{where(key)}: {key}: unknown key; {_advice(key)}" for key in unknown[:_MAX_UNKNOWN]]
+        lines = [
+            f"{where(key)}: {key}: unknown key; {_advice(key, _at(data, key))}"
+            for key in unknown[:_MAX_UNKNOWN]
+        ]
         if len(unknown) > _MAX_UNKNOWN:
             lines.append(f"{path}: and {len(unknown) - _MAX_UNKNOWN} more unknown keys")
         raise ConfigError(lines)
     try:
-        return RunConfig.model_validate(data)
+        config = RunConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError([_line(problem, where) for problem in error.errors()]) from None
+    unlike = [
+        f"{origin}: {key}: {why}"
+        for equal_to, (origin, key, value) in alike.items()
+        if (why := verl_translate.unlike(key, value, value_at(config, equal_to)))
+    ]
+    if unlike:
+        raise ConfigError(unlike)
+    return config
 
 
 def read_plain(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -182,8 +199,9 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return f"{at}: not readable as YAML: {getattr(error, 'problem', None) or 'bad syntax'}; correct the line"
 
 
-def _in_our_keys(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """`data` with verl's keys replaced by ours. Raises ConfigError about those without a counterpart."""
+def _in_our_keys(data: dict[str, Any], where: str, alike: _Alike) -> dict[str, Any]:
+    """`data` with verl's keys replaced by ours; `alike` is added to. Raises ConfigError about those without
+    a counterpart."""
     known = frozenset(known_keys())
     found = list(verl_translate.leaves(data, known))
     if not any(verl_translate.is_foreign(key, value, known) for key, value in found):
@@ -193,7 +211,7 @@ def _in_our_keys(data: dict[str, Any], where: str) -> dict[str, Any]:
     lines: list[str] = []
     for key, value in found:
         try:
-            ours = _ours(key, value, known)
+            ours = _ours(key, value, known, where, alike)
         except verl_translate.NoCounterpart as error:
             lines.append(f"{where}: {key}: {error}")
             continue
@@ -210,8 +228,11 @@ def _in_our_keys(data: dict[str, Any], where: str) -> dict[str, Any]:
     return out
 
 
-def _ours(key: str, value: Any, known: frozenset[str]) -> tuple[str, Any] | None:
+def _ours(key: str, value: Any, known: frozenset[str], where: str, alike: _Alike) -> tuple[str, Any] | None:
     """Our key and value; None when there is nothing to set. Raises NoCounterpart."""
+    found = verl_translate.meaning(key)
+    if isinstance(found, NoEffect) and found.equal_to:
+        alike[found.equal_to] = where, key, value
     if not verl_translate.is_foreign(key, value, known):
         return key, value
     return verl_translate.translate(key, value)
@@ -229,8 +250,8 @@ def _parsed(text: str) -> tuple[str, Any]:
         raise ConfigError([f"{COMMAND_LINE}: {key}{_yaml_problem(error)}"]) from None
 
 
-def _apply(data: dict[str, Any], text: str) -> list[str]:
-    """Apply one `key.path=value` to `data` and return the keys that it sets."""
+def _apply(data: dict[str, Any], text: str, alike: _Alike) -> list[str]:
+    """Apply one `key.path=value` to `data` and return the keys that it sets; `alike` is added to."""
     key, value = _parsed(text)
     known = frozenset(known_keys())
     keys = []
@@ -239,7 +260,7 @@ def _apply(data: dict[str, Any], text: str) -> list[str]:
         found = [(key, value)]  # a section of ours is replaced as a whole
     for name, inner in found:
         try:
-            ours = _ours(name, inner, known)
+            ours = _ours(name, inner, known, COMMAND_LINE, alike)
         except verl_translate.NoCounterpart as error:
             raise ConfigError([f"{COMMAND_LINE}: {name}: {error}"]) from None
         if ours is not None:
@@ -303,7 +324,18 @@ def _leaves(dotted: str, value: Any) -> Iterator[str]:
         yield dotted
 
 
-def _advice(key: str) -> str:
+def _at(data: Any, dotted: str) -> Any:
+    """What is under a dotted key of nested sections; None when nothing is."""
+    for part in dotted.split("."):
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+def _advice(key: str, value: Any = None) -> str:
+    if key in _OPTIONS:
+        return f"use `{_OPTIONS[key].format(value if isinstance(value, int) else 'N')}`"
+    if verl_translate.section_of_its_own(key, frozenset(known_keys())):
+        return "it is about how verl itself runs; leave it out"
     close = nearest(key)
     if close:
         return f"did you mean {close}?"

@@ -8,6 +8,14 @@ from pathlib import Path
 
 from headrace.redis_url import with_password
 
+SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_REDIS_PASSWORD", "HEADRACE_TOKEN")
+"""Variables that no process with somebody else's code is given."""
+
+
+def without_secrets() -> dict[str, str]:
+    """The environment for such a process."""
+    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+
 
 def _required(name: str, what: str) -> str:
     value = os.environ.get(name, "")

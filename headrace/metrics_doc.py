@@ -9,15 +9,15 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from headrace.run_log_keys import DEFINITIONS
+from headrace.run_log_keys import DEFINITIONS, EVAL_ROW, SYNC_ROW, Keys
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
 _HEAD = """# Metrics
 
 Made from the definitions by `make docs`. `metrics.jsonl` has one row per local update, under the names that
-users of verl know. Prometheus has base units and the usual suffixes; each service serves its own at
-`/metrics`.
+users of verl know, `sync.jsonl` one per sync round, `eval.jsonl` one per validated version and data source.
+Prometheus has base units and the usual suffixes; each service serves its own at `/metrics`.
 
 ## Run log
 
@@ -25,8 +25,31 @@ users of verl know. Prometheus has base units and the usual suffixes; each servi
 |---|---|---|
 """
 
-_PROMETHEUS = """
+_REWARDS = """
+Rewards are computed in the rollouters while others generate, so the trainer's row has no `timing_s/reward`:
+the seconds of a sample's reward are `reward_s` in its record (`headrace samples RUN --json`).
+"""
 
+_SYNC = """
+## Sync log
+
+`sync.jsonl` has one row per committed round, written when the next one commits or the trainer ends, so that
+the reports of the engines are in.
+
+| key | meaning |
+|---|---|
+"""
+
+_EVAL = """
+## Validation log
+
+`eval.jsonl` has one row per validated version and data source.
+
+| key | meaning |
+|---|---|
+"""
+
+_PROMETHEUS = """
 ## Prometheus
 
 | metric | type | meaning | service |
@@ -73,12 +96,17 @@ def _by_name(found: Iterable[Metric]) -> dict[str, Metric]:
     return {m.name + ("_total" if m.type == "counter" else ""): m for m in found}
 
 
+def _rows(definitions: Iterable[Keys]) -> str:
+    return "".join(f"| `{d.names}` | {d.meaning} |\n" for d in definitions)
+
+
 def render() -> str:
     lines = []
     for d in DEFINITIONS:
         names = d.names.replace("|", "\\|")
         lines.append(f"| `{names}` | {d.meaning} | {d.when or 'always'} |")
-    text = _HEAD + "\n".join(lines) + _PROMETHEUS
+    text = _HEAD + "\n".join(lines) + "\n" + _REWARDS + _SYNC + _rows(SYNC_ROW) + _EVAL + _rows(EVAL_ROW)
+    text += _PROMETHEUS
     for service, found in services().items():
         text += "".join(
             f"| `{name}` | {m.type} | {m.documentation} | {service} |\n" for name, m in sorted(found.items())

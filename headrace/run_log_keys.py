@@ -1,4 +1,5 @@
-"""Every key of `metrics.jsonl`, defined once: real rows and docs/metrics.md are checked against it."""
+"""Every key of `metrics.jsonl`, `sync.jsonl` and `eval.jsonl`, defined once: real rows and docs/metrics.md
+are checked against it."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ class Keys:
 
 
 SYNC = "in the row that follows a committed round"
+CANARY = "in the row that follows the engines' reports"
 TELEMETRY = "once rollouters have reported twice"
 WAITS = "in modes that wait for every commit"
 CRITIC = "with a critic"
@@ -83,6 +85,11 @@ DEFINITIONS: tuple[Keys, ...] = (
     Keys("timing_s/param_sync", "snapshot, and waiting for the round before", "in the last row of a window"),
     Keys("timing_s/save_checkpoint", "writing a checkpoint", SAVES),
     Keys("sync/{pause_s,transfer_s,commit_s,total_s,interval_s,bytes}", "the round", SYNC),
+    Keys(
+        "sync/logprob_max_abs_diff",
+        "canary: largest log-prob difference of engine and trainer under the newest version reported on",
+        CANARY,
+    ),
     Keys("queue/{depth,in_flight,dead,requeued}", "samples, as the ledger counts them"),
     Keys("queue/message_latency_s", "mean seconds from written to read"),
     Keys("queue/oldest_age_s", "age of the oldest finished sample"),
@@ -129,6 +136,40 @@ DEFINITIONS: tuple[Keys, ...] = (
     Keys("env/{tool_calls,tool_errors}/mean", "per trajectory; likewise whatever else one counts", TOOLS),
     Keys("group/zero_std_ratio", "groups whose rewards are all equal: they teach nothing"),
 )
+
+SYNC_ROW: tuple[Keys, ...] = (
+    Keys("version", "the policy version that the round committed"),
+    Keys("round", "number of the round; one that was given up has a number too"),
+    Keys("members", "rollouters that took part"),
+    Keys("attempts", "transfers that were begun; more than 1 after a failure"),
+    Keys("pause_s", "seconds until the rollouters had paused"),
+    Keys("transfer_s", "seconds of the transfer"),
+    Keys("commit_s", "seconds of the commit in Redis"),
+    Keys("total_s", "seconds of the round"),
+    Keys("interval_s", "seconds since the commit before, or since the trainer's start"),
+    Keys("bytes", "of weights sent to each rollouter"),
+    Keys(
+        "logprob_max_abs_diff",
+        "canary: largest log-prob difference of engine and trainer that a member reported; null without a "
+        "report",
+    ),
+)
+"""Keys of a row of `sync.jsonl`."""
+
+EVAL_ROW: tuple[Keys, ...] = (
+    Keys("version", "the policy version that was validated"),
+    Keys("data_source", "of the held-out prompts"),
+    Keys("reward", "mean@k: over the prompts with a result; null without any"),
+    Keys("n", "prompts with a result"),
+    Keys("unfinished", "prompts without one, or with fewer than k responses"),
+    Keys("k", "responses per prompt, `val.n`"),
+    Keys("best", "best@k: mean over the prompts of the best response; null with k = 1"),
+    Keys(
+        "majority",
+        "maj@k: mean over the prompts of the answer that most responses gave; null with k = 1",
+    ),
+)
+"""Keys of a row of `eval.jsonl`."""
 
 
 def problems(keys: set[str], present: set[str]) -> list[str]:

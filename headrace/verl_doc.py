@@ -21,7 +21,7 @@ def tables() -> str:
         if isinstance(found, Same) and found != Same(key)
     ]
     no_effect = [
-        f"| `{key}` | {_values(found.values)} | {found.because} | {found.otherwise} |"
+        f"| `{key}` | {_values(found)} | {found.because} | {found.otherwise} |"
         for key, found in KEYS.items()
         if isinstance(found, NoEffect)
     ]
@@ -53,7 +53,8 @@ def tables() -> str:
             "",
             "### Defaults that differ",
             "",
-            "`headrace convert-config` writes these out where verl's file does not set them.",
+            "`headrace convert-config` writes these out where verl's file does not set them, "
+            "`sync.transport` with\n`trainer.device: cuda`.",
             "",
             "| here | verl's default |",
             "|---|---|",
@@ -62,10 +63,12 @@ def tables() -> str:
     )
 
 
-def _values(values: tuple[object, ...] | None) -> str:
-    if values is None:
+def _values(found: NoEffect) -> str:
+    if found.equal_to:
+        return f"that of `{found.equal_to}`"
+    if found.values is None:
         return "any"
-    return ", ".join(f"`{json.dumps(value)}`" for value in values)
+    return ", ".join(f"`{json.dumps(value)}`" for value in found.values)
 
 
 def render(page: str) -> str:

@@ -42,6 +42,8 @@ class NoEffect:
     """Those that are accepted; None for any."""
     otherwise: str = ""
     """What to do about another value."""
+    equal_to: str = ""
+    """The key of ours whose value it must have."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,9 @@ def _kept(found: Any) -> Any:
 _MICRO = NoEffect("batches are cut by actor.ppo_max_token_len_per_gpu")
 _SAMPLES = "samples per sync are trigger_parameter_sync_step x require_batches x actor.ppo_mini_batch_size"
 _LENGTH = "the length of a run is rollout.total_rollout_steps, in samples: data.train_batch_size x steps"
+_ON_DEVICE = NoEffect("weights and optimizer stay on the device: how it is computed, not what")
+_SHARDED = NoEffect("weights are sharded over all ranks of the trainer")
+_CONFIG_JSON = "set it in the model's config.json, or model.max_model_len for what prompt and answer may take"
 _REPLICAS = (
     "rollout.replicas = rollout.nnodes x rollout.n_gpus_per_node / rollout.engine.tensor_parallel_size"
 )
@@ -171,6 +176,11 @@ KEYS: dict[str, Meaning] = {
     "reward_model.overlong_buffer.enable": Same("reward.overlong_buffer.enable"),
     "reward_model.overlong_buffer.len": Same("reward.overlong_buffer.len"),
     "reward_model.overlong_buffer.penalty_factor": Same("reward.overlong_buffer.penalty_factor"),
+    "reward_model.reward_kwargs.overlong_buffer_cfg.enable": Same("reward.overlong_buffer.enable"),
+    "reward_model.reward_kwargs.overlong_buffer_cfg.len": Same("reward.overlong_buffer.len"),
+    "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": Same(
+        "reward.overlong_buffer.penalty_factor"
+    ),
     "reward.custom_reward_function.path": Same("custom_reward_function.path"),
     "reward.custom_reward_function.name": Same("custom_reward_function.name"),
     "trainer.experiment_name": Same("name"),
@@ -230,6 +240,17 @@ KEYS: dict[str, Meaning] = {
         "no warm-up by share", (0, 0.0), "count the steps in actor.optim.lr_warmup_steps"
     ),
     "actor.ulysses_sequence_parallel_size": NoEffect("none", (1,), "set 1: sequences are not split"),
+    "ref.ulysses_sequence_parallel_size": NoEffect("none", (1,), "set 1: sequences are not split"),
+    "critic.ulysses_sequence_parallel_size": NoEffect("none", (1,), "set 1: sequences are not split"),
+    "actor.fsdp_config.param_offload": _ON_DEVICE,
+    "actor.fsdp_config.optimizer_offload": _ON_DEVICE,
+    "actor.fsdp_config.offload_policy": _ON_DEVICE,
+    "actor.fsdp_config.fsdp_size": _SHARDED,
+    "ref.fsdp_config.fsdp_size": _SHARDED,
+    "critic.model.fsdp_config.param_offload": _ON_DEVICE,
+    "critic.model.fsdp_config.optimizer_offload": _ON_DEVICE,
+    "critic.model.fsdp_config.offload_policy": _ON_DEVICE,
+    "critic.model.fsdp_config.fsdp_size": _SHARDED,
     "model.use_remove_padding": NoEffect("how it is computed, not what"),
     "model.enable_gradient_checkpointing": NoEffect("how it is computed, not what"),
     "model.lora_rank": NoEffect("all weights are trained", (0,), "set 0: all weights are trained"),
@@ -253,6 +274,9 @@ KEYS: dict[str, Meaning] = {
         (False,),
         "set actor.policy_loss to decoupled_ppo and async_training.use_rollout_log_probs to false",
     ),
+    "async_training.use_trainer_do_validate": NoEffect(
+        "the rollouters validate", (False,), "set false: the rollouters validate, not the trainer's GPUs"
+    ),
     "algorithm.filter_groups.metric": NoEffect(
         "groups are judged by their reward",
         (None, "score", "seq_reward", "seq_final_reward"),
@@ -262,11 +286,19 @@ KEYS: dict[str, Meaning] = {
     "reward_model.reward_manager": NoEffect("the reward is a function", ("naive", "dapo"), "set naive"),
     "reward_model.launch_reward_fn_async": NoEffect("rewards never hold up generation"),
     "reward_model.overlong_buffer.log": NoEffect("it is a metric"),
+    "reward_model.reward_kwargs.overlong_buffer_cfg.log": NoEffect("it is a metric"),
+    "reward_model.reward_kwargs.max_resp_len": NoEffect(
+        "the penalty counts back from there",
+        otherwise="set both alike",
+        equal_to="data.max_response_length",
+    ),
     "trainer.balance_batch": NoEffect("always on"),
     "trainer.val_before_train": NoEffect("version 0 is validated when rollout.test_freq is on"),
     "trainer.max_critic_ckpt_to_keep": NoEffect("the critic is in the same checkpoint"),
     "trainer.default_hdfs_dir": NoEffect("checkpoints are local", (None,), "leave it out"),
     # -- something else here
+    "model.override_config.*": Refused(_CONFIG_JSON),
+    "critic.model.override_config.*": Refused("set it in the config.json of critic.path"),
     "actor.clip_ratio": Refused("set actor.clip_ratio_low and actor.clip_ratio_high; verl looks there first"),
     "rollout.nnodes": Refused(f"set {_REPLICAS}"),
     "rollout.n_gpus_per_node": Refused(f"set {_REPLICAS}"),
@@ -281,7 +313,7 @@ KEYS: dict[str, Meaning] = {
     "data.custom_cls.path": Refused("write the rows into a file of Parquet or JSON lines"),
     "rollout.multi_turn.enable": NoEffect("one turn", (False,), "turns are an environment's"),
 }  # fmt: skip
-"""By verl's key."""
+"""By verl's key; one that ends in `.*` stands for all below it."""
 
 DIFFERENT_DEFAULTS: dict[str, Any] = {
     "actor.clip_ratio_high": 0.2,
@@ -296,6 +328,8 @@ DIFFERENT_DEFAULTS: dict[str, Any] = {
     "rollout.engine.tensor_parallel_size": 2,
     "rollout.n": 1,
     "trainer.device": "cuda",
+    "sync.transport": "nccl",
     "trainer.n_gpus_per_node": 8,
 }
-"""What verl takes where a file says nothing, by our key, where we would take something else."""
+"""What verl takes where a file says nothing, by our key, where we would take something else. NCCL goes with
+`trainer.device: cuda`."""

@@ -27,7 +27,19 @@ def without_prefix(key: str) -> str:
 
 def meaning(key: str) -> Meaning | None:
     """What a key of verl's means here; None when it is none that we know."""
-    return KEYS.get(without_prefix(key))
+    key = without_prefix(key)
+    found = KEYS.get(key)
+    while found is None and "." in key:
+        key = key.rpartition(".")[0]
+        found = KEYS.get(f"{key}.*")
+    return found
+
+
+def section_of_its_own(key: str, known: frozenset[str]) -> str | None:
+    """The section about how verl itself runs in which `key` is; None when there is none, or it is ours."""
+    at = _NO_COUNTERPART.search(key)
+    section = key[: at.end()].rstrip(".") if at is not None else None
+    return None if section is None or any(f"{one}.".startswith(f"{section}.") for one in known) else section
 
 
 def is_foreign(key: str, value: Any, known: frozenset[str]) -> bool:
@@ -68,7 +80,7 @@ def translate(key: str, value: Any) -> tuple[str, Any] | None:
     """
     found = meaning(key)
     if isinstance(found, Refused):
-        if value is None:
+        if value is None or value == {}:
             return None
         raise NoCounterpart(found.advice)
     if isinstance(found, NoEffect):
@@ -81,6 +93,14 @@ def translate(key: str, value: Any) -> tuple[str, Any] | None:
     except ValueError as error:
         raise NoCounterpart(str(error)) from None
     return None if ours is NOTHING else (found.key, ours)
+
+
+def unlike(key: str, value: Any, ours: Any) -> str | None:
+    """What is wrong with a key of verl's whose value must be `ours`, that of a key here; None when it is."""
+    found = meaning(key)
+    if not isinstance(found, NoEffect) or value is None or value == ours:
+        return None
+    return f"{value!r} is not {found.equal_to} ({ours!r}), and {found.because}; {found.otherwise}"
 
 
 def _among(value: Any, values: tuple[Any, ...]) -> bool:
@@ -109,8 +129,7 @@ def convert(values: Mapping[str, Any]) -> Converted:
     flat = dict(leaves(values, frozenset()))
     ignored: dict[str, int] = {}
     for key, raw in flat.items():
-        if meaning(key) is None and (at := _NO_COUNTERPART.search(key)) is not None:
-            section = key[: at.end()].rstrip(".")
+        if meaning(key) is None and (section := section_of_its_own(key, frozenset())) is not None:
             ignored[section] = ignored.get(section, 0) + 1
             continue
         try:
@@ -129,8 +148,11 @@ def convert(values: Mapping[str, Any]) -> Converted:
     _run_length(flat, out)
     _clip_ratio(out)
     _greedy_validation(flat, out)
+    _alike(flat, out)
     out.left_out += [(key, f"how verl itself runs ({n} keys)") for key, n in sorted(ignored.items())]
     for name, value in DIFFERENT_DEFAULTS.items():
+        if name == "sync.transport" and out.values.get("trainer.device") != "cuda":
+            continue
         if name not in out.values:
             out.values[name] = out.defaults[name] = value
     if out.values["algorithm.adv_estimator"] == "gae" and "critic.enable" not in out.values:
@@ -179,6 +201,18 @@ def _greedy_validation(flat: Mapping[str, Any], out: Converted) -> None:
     out.left_out = [
         (k, why) for k, why in out.left_out if without_prefix(k) != "rollout.val_kwargs.do_sample"
     ]
+
+
+def _alike(flat: Mapping[str, Any], out: Converted) -> None:
+    """Keys whose value must be that of another one."""
+    for key, raw in flat.items():
+        found = meaning(key)
+        if isinstance(found, NoEffect) and found.equal_to:
+            try:
+                why = unlike(key, resolve(raw, key, flat), out.values.get(found.equal_to))
+            except NoCounterpart:  # told already
+                continue
+            out.left_out += [(key, why)] if why else []
 
 
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?(?P<key>[^,{}$]+?)(?:,(?P<default>[^{}$]*))?\}$")

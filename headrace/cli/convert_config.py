@@ -12,6 +12,11 @@ DESCRIPTION = (
     "another default than we do, verl's is written out. What has no counterpart is listed."
 )
 
+EXIT_CODES = {
+    0: "converted; what has no counterpart and what is still to be set is listed",
+    2: "the file or an override cannot be read, or the file of `--out` is there already",
+}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="configuration of verl's (YAML)")

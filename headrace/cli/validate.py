@@ -23,13 +23,29 @@ DESCRIPTION = (
     "GPUs and nodes; print what would run. Exits with 0, or with 2 when something is wrong."
 )
 
-EXIT_CODES = {0: "nothing is wrong", 2: "something is wrong; every problem is printed"}
+EXIT_CODES = {
+    0: "nothing is wrong; there may be warnings",
+    2: "something is wrong; every problem is printed, with `--json` under `problems`",
+}
 JSON = {
     "ok": "whether there is no problem",
     "problems": "one sentence each",
     "warnings": "one sentence each",
     "demo_prepared": "whether the demo's files, if it is one, were there to be checked",
-    "…": "what was found of data, model and the rest, by section, and what would run",
+    "model": "`class`, `parameters`, `eos` (token to id), `tokenizer` (its class and number of tokens) and "
+    "`chat_template` (whether there is one); this, `data` and `reward` are tried when nothing else is wrong",
+    "data": "by `train_files` and `val_files`: `rows`, `left_out`, `tokenised` (so many were looked at) and "
+    "`prompt_tokens` (median, longest)",
+    "reward": "`rows` that it was tried on: `row` (file and line), `ground_truth`, and `scores` of "
+    "the ground truth and of an empty answer",
+    "plan": "`mode`, `samples_per_sync`, `max_required`, `updates`, `syncs`, `processes` in their order, "
+    "`trainer_ranks` and `redis` (bundled, or external)",
+    "memory": "`parameters`, `tied` (head and embedding are one), `trainer_rank` and `engine` by part, and "
+    "`redis_bytes`; without GPUs `local_run_bytes` (a run on this machine) and `machine_bytes` (what it has)",
+    "batches": "`per_update`, `mini_batch` and `samples_per_rank` (fewest, most) in samples, `whole_updates` "
+    "and the `rest` of the data",
+    "gpus": "`trainer` and `rollout`: how many each takes; `per_node`, `nodes`, and `idle` ones; left out "
+    "where they cannot be laid out",
 }
 
 

@@ -28,7 +28,7 @@ class NcclCommunicator:
             import nccl.core as nccl
         except ImportError as error:
             raise CommunicatorError(
-                "sync.transport: nccl needs the package nccl4py (pip install 'headrace[cuda]')"
+                "sync.transport: nccl needs the package nccl4py (pip install -e '.[cuda]' in the checkout)"
             ) from error
         self.rank = rank
         self.world_size = world_size

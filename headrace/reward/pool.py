@@ -29,6 +29,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.environment import without_secrets
 from headrace.reward import frames
 from headrace.reward.function import RewardError
 from headrace.reward.source import Judged, Response
@@ -37,7 +38,6 @@ log = logging.getLogger("headrace.reward")
 
 LOAD_S = 60.0
 """Longest import of a function."""
-SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_TOKEN")
 _GROW_S = 0.25
 """Standstill after which another process is started."""
 _BACKLOG_S = 0.5
@@ -354,7 +354,7 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=2,  # what the function prints goes to the log
         pass_fds=[connection.fileno()],
-        env={key: value for key, value in os.environ.items() if key not in SECRETS},
+        env=without_secrets(),
         start_new_session=True,
     )
 

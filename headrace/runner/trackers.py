@@ -16,7 +16,10 @@ _FORBIDDEN = "/\\#?%:"
 def problems(config: RunConfig) -> Iterator[str]:
     for name in dict.fromkeys(config.trainer.logger):
         if name != "console" and not _is_installed(name):
-            yield f"trainer.logger: {name} is not installed; pip install 'headrace[logging]', or leave it out"
+            yield (
+                f"trainer.logger: {name} is not installed; run pip install -e '.[logging]' in the checkout, "
+                "or leave it out"
+            )
     bad = sorted(set(config.trainer.project_name) & set(_FORBIDDEN))
     if "wandb" in config.trainer.logger and (bad or not config.trainer.project_name):
         yield (

@@ -19,6 +19,8 @@ _KINDS = {
     "apps/v1": ("Deployment", "StatefulSet"),
     "networking.k8s.io/v1": ("NetworkPolicy",),
     "policy/v1": ("PodDisruptionBudget",),
+    "rbac.authorization.k8s.io/v1": ("Role", "RoleBinding"),
+    "keda.sh/v1alpha1": ("ScaledObject",),
 }
 
 
@@ -34,7 +36,7 @@ def _answer(path: str, objects: Sequence[Object]) -> dict[str, Any] | None:
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
-        versions = [{"groupVersion": group, "version": "v1"} for group in _KINDS if group != "v1"]
+        versions = [{"groupVersion": g, "version": g.split("/")[1]} for g in _KINDS if g != "v1"]
         groups = [
             {"name": v["groupVersion"].split("/")[0], "versions": [v], "preferredVersion": v}
             for v in versions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,6 +38,29 @@ def peer_is(peer: dict[str, Any], namespace: dict[str, str], labels: dict[str, s
     if "namespaceSelector" in peer:
         return matches(peer["namespaceSelector"], namespace) and matches(peer.get("podSelector"), labels)
     return ours and matches(peer["podSelector"], labels)
+
+
+@pytest.mark.parametrize(
+    ("url", "port", "opened"),
+    [
+        ("rediss://redis.data.svc:6380/3", None, 6380),
+        ("redis://user@[fd00::1]:7000/0?protocol=3", None, 7000),
+        ("redis://redis.data.svc/0", None, 6379),
+        # A Service that forwards to another port: policies see the pod's.
+        ("redis://redis.data.svc:6380/0", 6379, 6379),
+    ],
+)
+def test_the_port_of_an_external_redis_is_the_urls(url: str, port: int | None, opened: int) -> None:
+    sets = [f"redis.external.url={json.dumps(url)}"]
+    if port is not None:
+        sets.append(f"networkPolicy.externalRedis.port={port}")
+    objects = charts.rendered(sets=tuple(sets))
+    for component in ("rollouter", "trainer", "queue", "coordinator"):
+        (policy,) = [
+            p for p in of_kind(objects, "NetworkPolicy") if p["metadata"]["name"] == f"demo-{component}"
+        ]
+        outside = [r for r in policy["spec"]["egress"] if any("ipBlock" in peer for peer in r["to"])]
+        assert [p["port"] for rule in outside for p in rule["ports"]] == [opened], component
 
 
 class World:

@@ -65,6 +65,14 @@ def test_warnings() -> None:
     assert "WARNING" not in charts.notes("examples/128-gpus.yaml")
 
 
+def test_how_long_a_trainer_has_to_stop() -> None:
+    """More than that, and it goes on from the checkpoint before: the way to raise it stands beside."""
+    assert "the trainer has 120 s to end an update and write a checkpoint" in charts.notes()
+    text = charts.notes(sets=('config.services={"stop_timeout_s":300}',))
+    assert "the trainer has 360 s to end" in text
+    assert "trainer.terminationGracePeriodSeconds" in text
+
+
 def test_how_to_go_on() -> None:
     text = charts.notes()
     assert "--timeout 50m" in text

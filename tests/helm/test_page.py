@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,13 +36,64 @@ def test_every_command_is_known() -> None:
     "line", [line for line in lines("helm") if line.split()[1] in ("install", "upgrade")]
 )
 def test_installations_render(line: str) -> None:
+    assert installed(line)
+
+
+def installed(line: str) -> list[Object]:
+    """What a shown installation or upgrade makes."""
     _, _, *words = shlex.split(line)
-    words = [word for word in words if word not in ("--wait", "--create-namespace")]
+    words = [word for word in words if word not in ("--wait", "--create-namespace", "--force-conflicts")]
     at = words.index("--timeout") if "--timeout" in words else None
     if at is not None:
         del words[at : at + 2]
     words = [str(ROOT / word) if word.startswith("helm/") else word for word in words]
-    assert read(run_helm("template", *words))
+    return read(run_helm("template", *words))
+
+
+def docker_calls(make: str, folder: Path) -> list[list[str]]:
+    """What a shown `make` calls docker with, recorded by a program that stands in for it."""
+    docker = folder / "docker"
+    docker.write_text('#!/bin/sh\necho "$@" >> "$(dirname "$0")/calls"\n')
+    docker.chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(shlex.split(make), cwd=ROOT, env={**os.environ, "PATH": path}, check=True, timeout=60)
+    return [line.split() for line in (folder / "calls").read_text().splitlines()]
+
+
+def of_page(page: str, program: str) -> list[str]:
+    return [line for line in dict.fromkeys(lines(program)) if line in (ROOT / page).read_text()]
+
+
+def test_what_the_readme_builds_is_pushed_and_pulled(tmp_path: Path) -> None:
+    """Its lines fit together: image by image, registry and tag included."""
+    (make,), (install,) = of_page("README.md", "make images"), of_page("README.md", "helm install")
+    assert make in of_page("docs/kubernetes.md", "make images")
+    calls = docker_calls(make, tmp_path)
+    built = [call[call.index("-t") + 1] for call in calls if call[0] == "build"]
+    pushed = [call[1] for call in calls if call[0] == "push"]
+    pulled = {c["image"] for pod in pods(installed(install)) for c in pod.containers}
+    assert len(built) == 4
+    assert pushed == built, "each of them"
+    assert {image for image in pulled if "/headrace/" in image} == set(built)
+
+
+def test_the_demos_images_stay_on_this_machine(tmp_path: Path) -> None:
+    (make,), (install, *_) = lines("make images DEVICE=cpu"), lines("helm install demo")
+    calls = docker_calls(make, tmp_path)
+    assert {call[0] for call in calls} == {"build"}
+    built = {call[call.index("-t") + 1] for call in calls}
+    pulled = {c["image"] for pod in pods(installed(install)) for c in pod.containers}
+    assert {image for image in pulled if image.startswith("headrace/")} == built
+    (load,) = lines("kind load")
+    assert set(shlex.split(load)[3:]) == built
+
+
+def test_installations_wait_as_long_as_the_chart_says() -> None:
+    """A model of many GPUs takes its time; what the notes say is what the pages show."""
+    shown = [line for line in lines("helm install") if "examples/" in line]
+    assert len(shown) == 2
+    (timeout,) = re.findall(r"--wait --timeout (\w+)", charts.notes())
+    assert all(f"--wait --timeout {timeout}" in line for line in shown)
 
 
 def test_kubectl_names_what_is_there() -> None:
@@ -94,7 +147,9 @@ def test_the_pod_that_holds_the_volume() -> None:
     (trainer,) = [
         p for p in pods(charts.rendered("examples/one-node-8-gpus.yaml", "math")) if p.component == "trainer"
     ]
-    assert options["image"] == trainer.spec["containers"][0]["image"]
+    assert options["image"] == f"registry.example/{trainer.spec['containers'][0]['image']}", (
+        "as installed above"
+    )
     assert spec["securityContext"] == trainer.spec["securityContext"], "what it reads is the trainer's"
     assert all(volume in trainer.spec["volumes"] for volume in spec["volumes"])
     assert all(mount in trainer.spec["containers"][0]["volumeMounts"] for mount in container["volumeMounts"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -134,6 +136,43 @@ def test_two_releases_share_a_namespace(one: str, two: str) -> None:
             assert not [pod.name for pod in pods(others) if pitfalls.matches(selector, pod.labels)], name_of(
                 thing
             )
+
+
+def test_no_drain_takes_what_the_trainer_hangs_on() -> None:
+    """The store at which its ranks meet is in the coordinator's pod; the ledger is Redis's."""
+    budgets = {o["metadata"]["name"]: o["spec"] for o in of_kind(charts.rendered(), "PodDisruptionBudget")}
+    for component in ("trainer", "coordinator", "redis"):
+        assert budgets[f"demo-{component}"]["maxUnavailable"] == 0
+
+
+def test_the_demo_fits_into_the_machine_that_the_page_asks_for() -> None:
+    """With a rollouter more, as the story on kind scales to, and what a cluster of one node needs itself."""
+    said = re.compile(r"bout (\d+) cores and (\d+) GiB")
+    page = said.findall((ROOT / "docs" / "kubernetes.md").read_text())
+    assert page == said.findall(charts.preset_path("ci/demo-cpu.yaml").read_text())
+    ((cores, memory),) = page
+    objects = charts.rendered("ci/demo-cpu.yaml")
+    needs = {"cpu": 1.0, "memory": 0.5 * 2**30}  # kind's own pods
+    for pod in pods(objects):
+        if pod.owner["kind"] != "Pod":
+            number = pod.owner["spec"]["replicas"] + (pod.component == "rollouter")
+            for resource in needs:
+                needs[resource] += number * requested(pod.spec, resource)
+    assert needs["cpu"] <= int(cores)
+    assert needs["memory"] <= int(memory) * 2**30
+
+
+def requested(spec: dict[str, Any], resource: str) -> float:
+    """By a pod: its containers together, or an init container if that is more."""
+
+    def of(container: dict[str, Any]) -> float:
+        number, unit = re.fullmatch(
+            r"([\d.]+)(m|Mi|Gi|)", container["resources"]["requests"][resource]
+        ).groups()  # type: ignore[union-attr]
+        return float(number) * {"m": 0.001, "": 1.0, "Mi": 2.0**20, "Gi": 2.0**30}[unit]
+
+    together = sum(of(c) for c in spec["containers"])
+    return max([together, *(of(c) for c in spec.get("initContainers", []))])
 
 
 def test_the_default_image_is_the_charts_version() -> None:

@@ -36,6 +36,18 @@ REFUSED = [
     (('model.source="hostPath"',), "model.hostPath.path"),
     (('files={"a b":""}',), "a b is no file name"),
     (('config.custom_reward_function.path="/etc/headrace/files/mine.py"',), "files has no mine.py; add it"),
+    (
+        ('config.reward={"sources":{"sum":{"kind":"function","path":"/etc/headrace/files/sum.py"}}}',),
+        "config.reward.sources.sum.path: files has no sum.py; add it",
+    ),
+    (
+        ('config.environment={"name":"Game","path":"/etc/headrace/files/game.py"}',),
+        "config.environment.path: files has no game.py; add it",
+    ),
+    (
+        ('config.data.chat_template="/etc/headrace/files/chat.jinja"',),
+        "config.data.chat_template: files has no chat.jinja; add it",
+    ),
     (("config.trainer.nnodes=2",), "the ranks of 2 nodes write to one volume; use [ReadWriteMany]"),
     (
         ("autoscaling.enabled=true", "rollouter.replicas=3", "kubernetes.enabled=true"),
@@ -71,6 +83,17 @@ def test_values_that_cannot_work(sets: tuple[str, ...], message: str) -> None:
         charts.text(sets=sets)
     assert message in str(refused.value)
     assert "pw" not in str(refused.value).replace("password", "")
+
+
+def test_files_that_are_there_are_taken() -> None:
+    paths = [
+        'config.reward={"sources":{"sum":{"kind":"function","path":"/etc/headrace/files/reward.py"}}}',
+        'config.environment={"name":"Game","path":"/etc/headrace/files/game.py"}',
+        'config.data.chat_template="/etc/headrace/files/chat.jinja"',
+    ]
+    assert charts.text(sets=(*paths, 'files={"game.py":"x = 1","chat.jinja":"{{ messages }}"}'))
+    others = 'config.reward={"sources":{"answer":{"kind":"math_verify"}}}'
+    assert charts.text(sets=(others, 'files={"reward.py":null}')), "the example gives way to them"
 
 
 def test_all_problems_are_told_at_once() -> None:

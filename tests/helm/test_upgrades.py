@@ -24,10 +24,9 @@ def installed(sets: tuple[str, ...] = ()) -> list[Object]:
     """What an installation leaves in the cluster."""
     objects = charts.rendered(sets=sets)
     for thing in objects:
-        thing["metadata"]["annotations"] = {
-            "meta.helm.sh/release-name": "demo",
-            "meta.helm.sh/release-namespace": "tests",
-        }
+        thing["metadata"].setdefault("annotations", {}).update(
+            {"meta.helm.sh/release-name": "demo", "meta.helm.sh/release-namespace": "tests"}
+        )
     return objects
 
 
@@ -86,6 +85,16 @@ def test_what_kubectl_scale_made_of_it_stays(tmp_path: Path) -> None:
     assert get(after, "Deployment", "demo-rollouter")["spec"]["replicas"] == 4
 
 
+def test_the_autoscaler_takes_over_the_number_that_is_there(tmp_path: Path) -> None:
+    """Left out, it would become 1, since Helm owned the field. A first installation leaves it out."""
+    before = installed()
+    get(before, "Deployment", "demo-rollouter")["spec"]["replicas"] = 7
+    on = ("kubernetes.enabled=true", "autoscaling.enabled=true")
+    after = upgrade(before, tmp_path, *on)
+    assert get(after, "Deployment", "demo-rollouter")["spec"]["replicas"] == 7
+    assert "replicas" not in get(charts.rendered(sets=on), "Deployment", "demo-rollouter")["spec"]
+
+
 def test_nothing_is_replaced_for_nothing(tmp_path: Path) -> None:
     before = installed()
     assert rolled(before, upgrade(before, tmp_path)) == set()
@@ -101,6 +110,7 @@ def test_nothing_is_replaced_for_nothing(tmp_path: Path) -> None:
         ("config.trainer.save_interval_s=60", {"trainer", "queue", "coordinator"}),
         ("config.rollout.temperature=0.9", {"rollouter", "trainer", "queue", "coordinator"}),
         ('redis.maxmemory="10gb"', {"redis"}),
+        ("kubernetes.enabled=true", {"coordinator"}),
         ('files={"reward.py":"x = 1"}', {"rollouter", "trainer", "queue", "coordinator"}),
     ],
 )
@@ -109,7 +119,7 @@ def test_a_change_rolls_the_right_pods(change: str, components: set[str]) -> Non
     after = charts.rendered(sets=('config.async_training={"staleness_threshold":0.5}', change))
     assert rolled(before, after) == components
     configs = [get(objects, "ConfigMap", "demo-config")["data"] for objects in (before, after)]
-    assert (configs[0] != configs[1]) == change.startswith("config."), (
+    assert (configs[0] != configs[1]) == change.startswith(("config.", "kubernetes.")), (
         "the new value is there for who reads it live"
     )
 
@@ -138,6 +148,53 @@ def test_a_new_value_is_told_with_the_old_one(tmp_path: Path) -> None:
     assert 'was ["/data/train.parquet"] when the run was begun and is ["/data/other"] now' in str(
         refused.value
     )
+
+
+HF = ('model.source="hf"', 'model.hf.repo="org/one"')
+HOST = ('model.source="hostPath"', 'model.hostPath.path="/models/one"')
+DEMO = ('config.model.path="demo:spell_backward"', 'config.trainer.device="cpu"')
+
+
+@pytest.mark.parametrize(
+    ("begun", "change", "told"),
+    [
+        (HF, 'model.hf.repo="org/two"', 'repo: was "org/one" when the run was begun and is "org/two" now'),
+        (HF, 'model.hf.revision="v2"', 'model.hf.revision: was "main" when'),
+        (HF, 'model.source="pvc"', 'model.source: was "hf" when the run was begun and is "pvc" now'),
+        ((), 'model.pvc.claimName="other"', 'model.pvc.claimName: was "headrace-model" when'),
+        ((), 'model.pvc.subPath="other"', 'model.pvc.subPath: was "" when'),
+        ((), 'model.source="image"', 'model.source: was "pvc" when'),
+        (HOST, 'model.hostPath.path="/models/two"', 'model.hostPath.path: was "/models/one" when'),
+        (DEMO, 'config.model.path="demo:long_tail"', 'config.model.path: was "demo:spell_backward" when'),
+        ((), 'model.mountPath="/"', 'model.mountPath: was "/model" when'),
+        ((), 'data.claimName="other"', 'data.claimName: was "headrace-data" when'),
+        ((), 'data.claimName=""', 'data.claimName: was "headrace-data" when'),
+        ((), 'data.mountPath="/elsewhere"', 'data.mountPath: was "/data" when'),
+    ],
+)
+def test_another_model_under_the_same_path_is_refused(
+    begun: tuple[str, ...], change: str, told: str, tmp_path: Path
+) -> None:
+    """And other data: the paths in the configuration stay the same, what lies there does not."""
+    with pytest.raises(HelmFailed) as refused:
+        upgrade(installed(begun), tmp_path, *begun, change)
+    assert told in str(refused.value)
+    assert str(refused.value).count("\n  - ") == 1
+
+
+def test_what_holds_no_file_of_the_run_may_change(tmp_path: Path) -> None:
+    """A claim that no file of the run lies on, and the keys of a source that is not used."""
+    procedural = ('config.data.train_files="reasoning_gym:gsm_symbolic?size=10"',)
+    before = installed(procedural)
+    assert upgrade(before, tmp_path, *procedural, 'data.claimName=""', 'model.hf.repo="org/two"')
+
+
+def test_a_release_of_before_is_not_held_to_what_it_did_not_note(tmp_path: Path) -> None:
+    before = installed()
+    annotations = get(before, "ConfigMap", "demo-config")["metadata"]["annotations"]
+    for key in [key for key in annotations if key.startswith("headrace/")]:
+        del annotations[key]
+    assert upgrade(before, tmp_path, 'model.pvc.claimName="other"')
 
 
 def test_redis_cannot_change(tmp_path: Path) -> None:

@@ -226,6 +226,14 @@ async def test_events_and_the_end(make: Make, kube: KubeApi) -> None:
     assert kube.replicas("roll") == 3, "what somebody scales up afterwards stays"
 
 
+async def test_the_end_is_told_where_nothing_is_scaled(make: Make, kube: KubeApi) -> None:
+    c = await make(scale_to_zero_on_completion=False)
+    await c.trainer()
+    assert c.ledger.run(ops.complete(c.stats().lineage)) == "ok"
+    await until(lambda: any(e["reason"] == "RunCompleted" for e in kube.events()), "its event")
+    assert (kube.replicas("roll"), kube.replicas("train")) == (2, 1)
+
+
 def run_kubectl(*words: str) -> str:
     """Reads KUBECONFIG."""
     done = subprocess.run([kubectl(), *words], capture_output=True, text=True, timeout=60, check=False)

@@ -22,7 +22,6 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, adopt
 from headrace.ledger.client import SyncLedger as Ledger
 from headrace.redis_connect import connect, connect_async
-from headrace.reward import Scorer
 from headrace.valkey_server import start_valkey
 from headrace.wire import (
     FinishReason,
@@ -38,6 +37,7 @@ from headrace_rollouter import samples
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.environment_turns import EnvironmentTurns
 from headrace_rollouter.work import Worker
+from tests.in_process_reward import in_process
 from tests.integration import tiny_models
 from tests.integration.test_weight_transfer import run_config
 from tests.unit.scripted_turns import Counting
@@ -113,7 +113,7 @@ class Stack:
 
     def worker(self, owner: str, environment: Environment, engine: Any = None) -> Worker:
         turns = EnvironmentTurns(EnvironmentHost(lambda: environment, 30.0), encode)
-        scorer = Scorer(lambda *_: 1.0, 5.0)
+        scorer = in_process(lambda *_: 1.0)
         worker = Worker(
             self.config, self.ledger, engine or self.engine, scorer, decode, owner, environment=turns
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.run_log_keys import PEAK, SAVES, SYNC, TELEMETRY, problems
+from headrace.run_log_keys import CANARY, PEAK, SAVES, SYNC, TELEMETRY, problems
 from tests import monitoring
 from tests.integration.run_process import (
     ROOT,
@@ -62,7 +62,7 @@ def scrape(run: Run) -> dict[str, list[str]]:
 def test_every_metric_is_documented_and_shown(finished: tuple[Run, str]) -> None:
     run, _ = finished
     keys = {key for row in run.rows() for key in row}
-    met = {SYNC, TELEMETRY, SAVES, PEAK, "in the last row of a window"}
+    met = {SYNC, CANARY, TELEMETRY, SAVES, PEAK, "in the last row of a window"}
     assert problems(keys, met) == []
     assert all(0.0 < row["perf/mfu"] < 1.0 for row in run.rows())
     scraped = json.loads((run.directory / "scraped.json").read_text())

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from headrace import config_load
+from headrace.cli import convert_config
 from headrace.cli.main import main
 from headrace.config import RunConfig
 from headrace.data.dataset import prepare
@@ -223,3 +224,5 @@ def test_conversion_prints_or_writes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (config.rollout.replicas, config.rule.window, config.trainer.device) == (4, 4 * 4 * 32, "cuda")
     code, _, err = headrace(capsys, "convert-config", source, "--out", str(out))
     assert (code, err) == (2, f"{out}: exists already; give another name to --out, or remove it\n")
+    assert headrace(capsys, "convert-config", str(tmp_path / "none.yaml"))[0] == 2
+    assert set(convert_config.EXIT_CODES) == {0, 2}

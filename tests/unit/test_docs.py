@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -74,6 +76,40 @@ def test_configurations_are_valid(block: str) -> None:
             del whole["custom_reward_function"]  # the demo's: it is one or the other
         found = whole | {key: {**whole.get(key, {}), **values} for key, values in found.items()}
     RunConfig.model_validate(found)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(body) for _, body in found]
+
+
+@pytest.mark.parametrize("block", [b for p in PAGES for b in blocks(p, "json")])
+def test_json_is_json(block: str) -> None:
+    """One value, or one a line."""
+    try:
+        json.loads(block)
+    except ValueError:
+        for line in block.splitlines():
+            json.loads(line)
+
+
+def test_the_reward_of_the_readme_scores_its_row() -> None:
+    readme = PAGES[0]
+    row = json.loads(blocks(readme, "json")[0])
+    (code,) = [block for block in blocks(readme, "python") if "def compute_score(" in block]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    truth = row["reward_model"]["ground_truth"]
+    scores = [
+        names["compute_score"](row["data_source"], answer, truth, row["extra_info"])
+        for answer in (f" {truth}\n", "", f"{truth}0")
+    ]
+    assert scores == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_nothing_is_installed_from_a_package_index_under_our_name(page: Path) -> None:
+    assert not re.findall(r"install '?headrace\b", page.read_text())
 
 
 def test_configuration_page_is_current() -> None:

@@ -19,7 +19,7 @@ from headrace.environments import Done, Environment, Episode, Observation, Outco
 from headrace.environments.calculator import Calculator, calculate
 from headrace.environments.host import MAX_STATE_BYTES, EnvironmentHost
 from headrace.environments.loading import EnvironmentFailed, load_environment
-from headrace.runner.preflight import _environment
+from headrace.runner.environment_probe import problems
 from tests.unit.scripted_turns import config
 
 TASK = Task("0000000001", "6*7", "source", "42", {}, 1)
@@ -73,12 +73,12 @@ def test_one_that_does_not_load_is_named(tmp_path: Path, text: str, settings: An
     with pytest.raises(EnvironmentFailed, match=told):
         load_environment(section)
     run = config().model_copy(update={"environment": section})
-    [problem] = _environment(run)
+    [problem] = problems(run)
     assert problem.startswith("environment")
 
 
 def test_the_calculator_passes_the_preflight() -> None:
-    assert list(_environment(config())) == []
+    assert list(problems(config())) == []
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,21 @@ async def test_a_launcher_without_its_ranks_ends_the_launch(desk: Desk, pair: tu
     assert told(fresh) == ["wait"]
 
 
+async def test_who_has_ended_in_order_and_waits_again_leaves_the_others_their_time(
+    desk: Desk, pair: tuple[Node, Node]
+) -> None:
+    a, b = pair
+    desk.launches.ended(a, 75)
+    assert told(a) == ["."]
+    desk.launches.left(a)
+    again = desk.join("a")
+    assert (told(again), told(b)) == ([], []), "it is still saving"
+    desk.launches.ended(b, 75)
+    assert (told(again), told(b)) == (["wait"], ["."])
+    assert told(desk.join("b2")) == ["start:L2"]
+    assert told(again) == ["start:L2"]
+
+
 async def test_a_coordinator_that_starts_anew_lets_ranks_run_on(desk: Desk) -> None:
     a = desk.join("a", "old")
     assert told(desk.join("b", "other")) == ["stop", "."], "there is one launch at a time"

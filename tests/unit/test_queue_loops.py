@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from headrace.data.feed_order import feed_order
 from headrace.data.rows import Row
 from headrace.ledger.client import LedgerError, LedgerUnavailable
 from headrace.ledger.replies import ExpireReply, IssueReply, ValStatus, Verdict
+from headrace.run_log_keys import EVAL_ROW
 from headrace.v1.sample_pb2 import ValidationResult
 from headrace.wire import decode_prompt
 from headrace_queue import startup
@@ -285,6 +287,7 @@ class Validated:
 def test_scores_count_what_is_missing() -> None:
     found = scores(3, [result(3, 0, "a", 1.0), b"\xff\xff", result(3, 2, "b", 0.5)], {"b": 1, "a": 2})
     assert found == [Score(3, "a", 1.0, 1, 1), Score(3, "b", 0.5, 1, 0)]
+    assert list(asdict(found[0])) == [key.names for key in EVAL_ROW]  # what docs/metrics.md lists
 
 
 def test_several_responses_give_mean_best_and_majority() -> None:

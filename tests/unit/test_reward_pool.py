@@ -151,6 +151,7 @@ async def test_what_it_prints_is_no_answer(pool: Make, capfd: pytest.CaptureFixt
 async def test_it_sees_no_secret_of_the_run(pool: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_TOKEN", "hunter2")
     monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://:hunter2@localhost")
+    monkeypatch.setenv("HEADRACE_REDIS_PASSWORD", "hunter2")
     monkeypatch.setenv("JUDGE_KEY", "the user's own")
     p = pool(
         """

@@ -92,7 +92,11 @@ def test_a_killed_process_leaves_nothing_out(tmp_path: Path) -> None:
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the trainer starts it: a process; its rows are read back from the offline run's own file."""
     config = configured("wandb")
-    for name, value in {"WANDB_MODE": "offline", "HEADRACE_TOKEN": "s3cret-token"}.items():
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "HEADRACE_TOKEN": "s3cret-token",
+        "HEADRACE_REDIS_PASSWORD": "s3cret-token",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
     for from_step, steps in ((0, (1, 2, 3)), (1, (2, 3, 4))):
@@ -225,7 +229,7 @@ def test_what_is_missing_is_said_before_the_start(tmp_path: Path, monkeypatch: p
     assert list(trackers.problems(config)) == []
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     found = preflight.examine(config).problems
-    assert sum("pip install 'headrace[logging]'" in problem for problem in found) == 2
+    assert sum("pip install -e '.[logging]'" in problem for problem in found) == 2
     config.trainer.project_name = "a/b"
     assert any(p.startswith("trainer.project_name: 'a/b'") for p in trackers.problems(config))
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace.comm.store import serve_store
-from headrace.run_log_keys import PARTS, problems
+from headrace.run_log_keys import PARTS, SYNC_ROW, problems
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer.ranks import Ranks
@@ -49,6 +49,24 @@ def test_a_canary_belongs_to_the_version_it_reports(tmp_path: Path) -> None:
     log.close()
     rows = [json.loads(line) for line in (tmp_path / "sync.jsonl").read_text().splitlines()]
     assert [(r["version"], r["logprob_max_abs_diff"]) for r in rows] == [(1, 3e-6), (2, 5e-6), (3, None)]
+    assert {tuple(row) for row in rows} == {tuple(k.names for k in SYNC_ROW)}
+
+
+def test_a_canary_is_in_the_row_after_its_report(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    key = "sync/logprob_max_abs_diff"
+    assert log.canary_metrics() == {}
+    log.canary(0, 1e-6)
+    assert (log.canary_metrics(), log.canary_metrics()) == ({key: 1e-6}, {})
+    log.committed(pb.Committed(version=1, members=2), 10, 1.0)
+    log.canary(1, 2e-7)
+    log.canary(0, 9e-6)  # late, of a version that is behind
+    assert log.canary_metrics() == {key: 2e-7}
+    log.canary(1, 1e-7)  # a second member's, not larger
+    assert log.canary_metrics() == {}
+    log.canary(1, 3e-7)
+    assert log.canary_metrics() == {key: 3e-7}
+    log.close()
 
 
 def test_waits_of_updates_without_a_row_add_up(tmp_path: Path, ranks: Ranks) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 
 from headrace import tuning
 from headrace.config_load import load
+from headrace.memory import needed_bytes
 from headrace.v1 import sync_pb2 as pb
+from headrace_coordinator import __main__ as coordinator
 from headrace_coordinator.notices import ConfigRefused, Notice, Notices, Tuned
-from headrace_coordinator.tuning import ConfigWatch
+from headrace_coordinator.tuning import ConfigWatch, stamp_of
 from tests.unit.cli_desk import Desk
 
 BASE: dict[str, Any] = {
@@ -55,25 +59,45 @@ def rewrite(path: Path, **changes: Any) -> None:
     os.replace(fresh, path)
 
 
-def watch(path: Path) -> tuple[ConfigWatch, FakeDriver]:
-    driver = FakeDriver()
-    return ConfigWatch(path, load(path), driver), driver  # type: ignore[arg-type]
+class FakeRedis:
+    """A server of `maxmemory` bytes that tells it by CONFIG or, like managed ones, only by INFO."""
+
+    def __init__(self, maxmemory: int = 0, config: bool = True) -> None:
+        self.maxmemory = maxmemory
+        self.config = config
+        self.away = False
+
+    async def config_get(self, *_: str) -> dict[bytes, bytes]:
+        if self.away:
+            raise redis.ConnectionError("away")
+        if not self.config:
+            raise redis.ResponseError("unknown command 'CONFIG'")
+        return {b"maxmemory": str(self.maxmemory).encode()}
+
+    async def info(self, _: str) -> dict[str, Any]:
+        return {"maxmemory": self.maxmemory}
+
+
+def watch(path: Path, server: FakeRedis | None = None) -> tuple[ConfigWatch, FakeDriver]:
+    driver, seen = FakeDriver(), stamp_of(path)
+    found: Any = ConfigWatch(path, load(path), seen, driver, server or FakeRedis())  # type: ignore[arg-type]
+    return found, driver
 
 
 def heard(driver: FakeDriver) -> Notice:
     return driver.heard.get_nowait()
 
 
-def test_eta_and_s_are_passed_on(file: Path) -> None:
+async def test_eta_and_s_are_passed_on(file: Path) -> None:
     watching, driver = watch(file)
-    watching.look()
+    await watching.look()
     rewrite(file, async_training__staleness_threshold=0.25, async_training__trigger_parameter_sync_step=3)
-    watching.look()
-    watching.look()
+    await watching.look()
+    await watching.look()
     assert driver.tunings == [(3, 0.25)]
     assert isinstance(heard(driver), Tuned)
     rewrite(file, rollout__replicas=5)
-    watching.look()
+    await watching.look()
     assert driver.tunings == [(3, 0.25), (2, 0.5)], (
         "set back; the number of rollouters is looked at elsewhere"
     )
@@ -90,30 +114,84 @@ def test_eta_and_s_are_passed_on(file: Path) -> None:
         ("model__path", "elsewhere"),
     ],
 )
-def test_anything_else_is_refused_as_a_whole(file: Path, key: str, value: Any) -> None:
+async def test_anything_else_is_refused_as_a_whole(file: Path, key: str, value: Any) -> None:
     watching, driver = watch(file)
     rewrite(file, async_training__staleness_threshold=0.25, **{key: value})
-    watching.look()
+    await watching.look()
     refused = heard(driver)
     assert isinstance(refused, ConfigRefused)
     assert key.replace("__", ".") in refused.reason
     assert driver.tunings == []
     rewrite(file, async_training__staleness_threshold=0.25)
-    watching.look()
+    await watching.look()
     assert driver.tunings == [(2, 0.25)], "mended"
 
 
-def test_what_does_not_fit_together_is_refused(file: Path) -> None:
+async def test_what_does_not_fit_together_is_refused(file: Path) -> None:
     watching, driver = watch(file)
     rewrite(file, async_training__staleness_threshold=-1)
-    watching.look()
+    await watching.look()
     assert "staleness_threshold" in heard(driver).reason  # type: ignore[union-attr]
     file.write_text("{")
-    watching.look()
+    await watching.look()
     assert isinstance(heard(driver), ConfigRefused)
     file.unlink()
-    watching.look()
+    await watching.look()
     assert (driver.heard.empty(), driver.tunings) == (True, [])
+
+
+@pytest.mark.parametrize("config", [True, False])
+async def test_what_the_server_cannot_hold_is_refused(file: Path, config: bool) -> None:
+    """The queue service would not start any more with it."""
+    server = FakeRedis(needed_bytes(load(file)) + 1, config)
+    watching, driver = watch(file, server)
+    rewrite(file, async_training__staleness_threshold=3.0)
+    await watching.look()
+    refused = heard(driver)
+    assert isinstance(refused, ConfigRefused)
+    assert f"maxmemory {server.maxmemory}" in refused.reason
+    assert "async_training.staleness_threshold" in refused.reason
+    server.maxmemory = 1
+    rewrite(file, async_training__staleness_threshold=0.25)
+    await watching.look()
+    assert driver.tunings == [(2, 0.25)], "what needs less is no worse than what is"
+
+
+async def test_a_change_waits_for_the_server(file: Path) -> None:
+    server = FakeRedis()
+    server.away = True
+    watching, driver = watch(file, server)
+    rewrite(file, async_training__staleness_threshold=3.0)
+    await watching.look()
+    assert (driver.heard.empty(), driver.tunings) == (True, [])
+    server.away = False
+    await watching.look()
+    assert driver.tunings == [(2, 3.0)]
+
+
+async def test_a_change_during_the_start_is_noticed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator may wait for minutes between reading its configuration and watching it."""
+    made: list[ConfigWatch] = []
+
+    async def until_configured(*_: Any) -> None:
+        rewrite(file, async_training__staleness_threshold=0.25)
+
+    def watching(*args: Any) -> ConfigWatch:
+        made.append(ConfigWatch(*args))
+        return made[-1]
+
+    def listen(*_: Any) -> int:
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(coordinator, "until_configured", until_configured)
+    monkeypatch.setattr(coordinator, "ConfigWatch", watching)
+    monkeypatch.setattr(coordinator.tls, "listen", listen)
+    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:1/0")
+    args = argparse.Namespace(config=file, host="127.0.0.1", port=0)
+    assert await coordinator.serve(args) == coordinator.EX_CONFIG
+    (found,) = made
+    await found.look()
+    assert found._driver.tuning.staleness_threshold == 0.25
 
 
 def test_partial_rollout_does_not_change_by_its_default(file: Path) -> None:

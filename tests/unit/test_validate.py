@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from headrace import model_checks
 from headrace.cli.main import parse
+from headrace.cli.validate import JSON
 from headrace.config import RunConfig
 from headrace.demo import spell_backward
 from headrace.runner import trial
@@ -87,6 +89,13 @@ def test_everything_right(
     assert found["plan"]["processes"][-1] == "trainer"
     assert found["plan"]["samples_per_sync"] == 4
     assert not (tmp_path / "runs").exists()
+    assert set(found) == set(JSON)
+    documented = {key: set(re.findall(r"`(\w+)`", text)) for key, text in JSON.items()}
+    for key in ("model", "plan", "memory", "batches", "gpus"):
+        assert documented[key] - {"data", "reward"} == set(found[key]), key
+    data = {key for part in found["data"].values() for key in part}
+    assert documented["data"] == {*found["data"], *data}
+    assert documented["reward"] == {*found["reward"], *rows[0]}
 
 
 def test_what_preflight_finds_is_told_and_ends_the_checks(
@@ -129,8 +138,6 @@ def test_checks_that_take_too_long_are_given_up(settings: dict[str, Any]) -> Non
 def test_a_reward_that_fails_on_rows(
     body: str, told: str, settings: dict[str, Any], tmp_path: Path, without_vllm: None
 ) -> None:
-    import re
-
     (tmp_path / "reward.py").write_text(REWARD + body)
     checks = Trial(RunConfig.model_validate(settings))
     checks.data()

@@ -102,6 +102,13 @@ def test_a_file_may_use_both_spellings(tmp_path: Path) -> None:
         ("trainer.total_epochs=5", "rollout.total_rollout_steps"),
         ("async_training.compute_prox_log_prob=true", "set actor.policy_loss to decoupled_ppo"),
         ("actor_rollout_ref.rollout.replicas=5", "unknown key; did you mean rollout.replicas?"),
+        ("actor_rollout_ref.model.override_config.rope_theta=1e6", "set it in the model's config.json"),
+        ("critic.model.override_config.rope_theta=1e6", "set it in the config.json of critic.path"),
+        ("actor_rollout_ref.ref.ulysses_sequence_parallel_size=2", "set 1: sequences are not split"),
+        ("async_training.use_trainer_do_validate=true", "set false: the rollouters validate"),
+        ("actor_rollout_ref.actor.fsdp_config.wrap_policy=x", "about how verl itself runs; leave it out"),
+        ("trace.enabel=true", "unknown key; did you mean trace.enable?"),
+        ("data.show=3", "unknown key; use `headrace data CONFIG --show 3`"),
     ],
 )
 def test_other_meanings_are_refused_with_our_key(override: str, said: str) -> None:
@@ -168,9 +175,14 @@ def test_conversion_of_the_example() -> None:
     assert found.values["trainer.logger"] == ["console", "tensorboard"]
     assert [key for key, _ in found.left_out] == [
         "trainer.total_epochs",
-        "actor_rollout_ref.actor.fsdp_config",
         "defaults",
     ]
+    assert found.values["sync.transport"] == found.defaults["sync.transport"] == "nccl"
+
+
+def test_the_transport_goes_with_the_device() -> None:
+    assert convert("rollout: {n: 2}").values["sync.transport"] == "nccl"
+    assert "sync.transport" not in convert("trainer: {device: cpu}").values
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,19 @@
 {{- $problems = append $problems (printf "files: %s is no file name; use letters, digits, '-', '_' and '.'" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- $reward := ($c.custom_reward_function | default dict).path | default "" -}}
-{{- if and (hasPrefix "/etc/headrace/files/" $reward) (not (hasKey $v.files (trimPrefix "/etc/headrace/files/" $reward))) -}}
-{{- $problems = append $problems (printf "config.custom_reward_function.path: files has no %s; add it" (trimPrefix "/etc/headrace/files/" $reward)) -}}
+{{- $is := include "headrace.config" . | fromYaml -}}
+{{- $named := dict
+  "config.custom_reward_function.path" ($is.custom_reward_function | default dict).path
+  "config.environment.path" ($is.environment | default dict).path
+  "config.data.chat_template" $is.data.chat_template -}}
+{{- range $name, $source := ($is.reward | default dict).sources -}}
+{{- $_ := set $named (printf "config.reward.sources.%s.path" $name) $source.path -}}
+{{- end -}}
+{{- range $key, $path := $named -}}
+{{- $name := trimPrefix "/etc/headrace/files/" ($path | default "") -}}
+{{- if and (hasPrefix "/etc/headrace/files/" ($path | default "")) (not (hasKey $v.files $name)) -}}
+{{- $problems = append $problems (printf "%s: files has no %s; add it" $key $name) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (gt $nodes 1) (not $v.checkpoints.existingClaim) (not (has "ReadWriteMany" $v.checkpoints.accessModes)) -}}
 {{- $problems = append $problems (printf "checkpoints.accessModes: the ranks of %d nodes write to one volume; use [ReadWriteMany] with a storage class that offers it, or checkpoints.existingClaim" $nodes) -}}
@@ -133,7 +143,6 @@
 {{- $stored := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-config" (include "headrace.base" .)) -}}
 {{- if $stored -}}
 {{- $was := index $stored.data "config.yaml" | fromYaml -}}
-{{- $is := include "headrace.config" . | fromYaml -}}
 {{- range $key := .Files.Get "fixed-keys.yaml" | fromYamlArray -}}
 {{- $before := $was -}}{{- $now := $is -}}
 {{- range splitList "." $key -}}
@@ -141,6 +150,16 @@
 {{- end -}}
 {{- if ne (toJson $before) (toJson $now) -}}
 {{- $problems = append $problems (printf "config.%s: was %s when the run was begun and is %s now, which its samples and checkpoints do not fit; set it back, or install a run of its own under another release name" $key (toJson $before) (toJson $now)) -}}
+{{- end -}}
+{{- end -}}
+{{- $noted := $stored.metadata.annotations | default dict -}}
+{{- range $what, $now := dict "model" (include "headrace.modelOrigin" . | fromJson) "data" (dict "data.claimName" $v.data.claimName "data.mountPath" $v.data.mountPath) -}}
+{{- $before := get $noted (printf "headrace/%s" $what) | default "{}" | fromJson -}}
+{{- range $key, $value := $before -}}
+{{- /* Keys of another source are not there: the source is told. */ -}}
+{{- if and (hasKey $now $key) (ne $value (get $now $key)) -}}
+{{- $problems = append $problems (printf "%s: was %s when the run was begun and is %s now, which its samples and checkpoints do not fit; set it back, or install a run of its own under another release name" $key (toJson $value) (toJson (get $now $key))) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

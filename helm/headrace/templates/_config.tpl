@@ -76,6 +76,39 @@
 {{- end -}}
 
 {{/*
+Where model and data come from, by values: a run keeps both, and the paths in its configuration do not tell. Data counts
+where a file of the run lies on its volume. Both as JSON.
+*/}}
+{{- define "headrace.modelOrigin" -}}
+{{- $m := .Values.model -}}
+{{- if include "headrace.demoTask" . -}}
+{{- dict "config.model.path" .Values.config.model.path | toJson -}}
+{{- else -}}
+{{- $from := dict "model.source" $m.source -}}
+{{- range $key := get (dict "pvc" (list "claimName" "subPath") "hf" (list "repo" "revision") "hostPath" (list "path")) $m.source | default list -}}
+{{- $_ := set $from (printf "model.%s.%s" $m.source $key) (index $m $m.source $key) -}}
+{{- end -}}
+{{- if ne $m.source "image" -}}{{- $_ := set $from "model.mountPath" $m.mountPath -}}{{- end -}}
+{{- toJson $from -}}
+{{- end -}}
+{{- end -}}
+{{- define "headrace.dataOrigin" -}}
+{{- $d := .Values.data -}}
+{{- $from := dict -}}
+{{- if not (include "headrace.demoTask" .) -}}
+{{- range $key := list "train_files" "val_files" -}}
+{{- range include "headrace.dataEntries" (index $.Values.config.data $key) | fromYamlArray -}}
+{{- $path := . -}}{{- if kindIs "map" . -}}{{- $path = .path -}}{{- end -}}
+{{- if hasPrefix (printf "%s/" (trimSuffix "/" $d.mountPath)) $path -}}
+{{- $from = dict "data.claimName" $d.claimName "data.mountPath" $d.mountPath -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $from -}}
+{{- end -}}
+
+{{/*
 Hash of what a pod reads once, at its start: a change of it rolls the pod. What changes in a run that goes on
 (the gate, the number of rollouters) stays out. Rollouters are dear to start, so what only the trainer reads stays out
 of theirs, too. Takes (dict "root" $ "component" "queue").
@@ -123,21 +156,19 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- .Values.trainer.terminationGracePeriodSeconds | default (add (include "headrace.stopSeconds" .) 60) -}}
 {{- end -}}
 
-{{/* What `spec.replicas` of the rollouters shall say; nothing when it is KEDA's. */}}
+{{/* What `spec.replicas` of the rollouters shall say; nothing where KEDA sets it from the start. */}}
 {{- define "headrace.rollouterReplicas" -}}
 {{- $v := .Values -}}
-{{- if not $v.autoscaling.enabled -}}
 {{- if not (kindIs "invalid" $v.rollouter.replicas) -}}
 {{- int $v.rollouter.replicas -}}
 {{- else -}}
-{{- /* What kubectl scale has made of it stays: an upgrade repeats it. */ -}}
+{{- /* What kubectl scale or KEDA has made of it stays: an upgrade repeats it. Left out, it would be reset to 1. */ -}}
 {{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (printf "%s-rollouter" (include "headrace.base" .)) -}}
 {{- if $live -}}
 {{- int $live.spec.replicas -}}
-{{- else -}}
+{{- else if not $v.autoscaling.enabled -}}
 {{- $start := ($v.config.rollout | default dict).replicas -}}
 {{- if kindIs "invalid" $start -}}2{{- else -}}{{- int $start -}}{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -168,7 +199,7 @@ appendonly yes
 appendfsync always
 aof-load-truncated yes
 save ""
-maxmemory {{ (.Values.config.redis | default dict).max_memory_bytes | default .Values.redis.maxmemory | toString }}
+maxmemory {{ include "headrace.text" ((.Values.config.redis | default dict).max_memory_bytes | default .Values.redis.maxmemory) }}
 maxmemory-policy noeviction
 daemonize no
 logfile ""

@@ -54,7 +54,8 @@
 - {protocol: TCP, port: {{ int . }}}
 {{- end }}
 {{- else if eq $flow.to "external-redis" -}}
-- {protocol: TCP, port: {{ int $np.externalRedis.port }}}
+{{- $named := regexFind "^rediss?://[^/?#]*" .root.Values.redis.external.url | regexFind ":[0-9]+$" | trimPrefix ":" }}
+- {protocol: TCP, port: {{ $np.externalRedis.port | default $named | default 6379 | int }}}
 {{- else if eq (toString $flow.port) "ephemeral" -}}
 - {protocol: TCP, port: {{ int $np.ephemeralPorts.from }}, endPort: {{ int $np.ephemeralPorts.to }}}
 {{- else if eq $flow.to "hub" -}}

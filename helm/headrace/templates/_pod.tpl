@@ -83,6 +83,11 @@ capabilities:
 {{- include "headrace.envList" $env -}}
 {{- end -}}
 
+{{/* A value as text. Helm reads every number as a float, and would write large ones as 1e+10. */}}
+{{- define "headrace.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{- printf "%.0f" . -}}{{- else -}}{{- toString . -}}{{- end -}}
+{{- end -}}
+
 {{/* A map of names to values, or to maps with valueFrom, as Kubernetes' list, sorted by name. */}}
 {{- define "headrace.envList" -}}
 {{- range $name, $value := . }}
@@ -90,7 +95,7 @@ capabilities:
   {{- if kindIs "map" $value }}
   {{- toYaml $value | nindent 2 }}
   {{- else }}
-  value: {{ toString $value | quote }}
+  value: {{ include "headrace.text" $value | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -221,9 +226,9 @@ rollouter's image alone. */}}
       import sys
       from huggingface_hub import snapshot_download
       snapshot_download(sys.argv[1], revision=sys.argv[2], local_dir=sys.argv[3])
-    - {{ $v.model.hf.repo }}
-    - {{ $v.model.hf.revision }}
-    - {{ $v.model.mountPath }}
+    - {{ $v.model.hf.repo | quote }}
+    - {{ $v.model.hf.revision | quote }}
+    - {{ $v.model.mountPath | quote }}
   {{- end }}
   env: {{- include "headrace.envList" (merge
     (dict "HOME" "/scratch" "XDG_CACHE_HOME" "/scratch/.cache" "HF_HOME" "/scratch/huggingface" "OMP_NUM_THREADS" "1" "USER" "headrace")
@@ -231,7 +236,7 @@ rollouter's image alone. */}}
     (ternary (dict "HF_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" $v.model.hf.existingSecret "key" $v.model.hf.tokenKey)))) dict
       (and (not $demo) (ne $v.model.hf.existingSecret "")))) | trim | nindent 4 }}
   resources:
-    requests: {cpu: "1", memory: 2Gi}
+    requests: {cpu: 200m, memory: 2Gi} # a pod asks for the larger of this and its containers'
     limits: {memory: 4Gi}
   securityContext: {{- include "headrace.containerSecurity" (dict) | nindent 4 }}
   volumeMounts:

@@ -28,6 +28,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.memory import too_small
 from headrace.redis_connect import VOLATILE
+from headrace.redis_settings import memory_limit, server_settings
 from headrace.wire import Int32Array, encode_prompt
 from headrace_queue.feeder import make_prompt
 from headrace_queue.loops import Fatal
@@ -88,9 +89,9 @@ async def check_server(client: redis.asyncio.Redis, config: RunConfig) -> None:
     The bundled server must be durable; of another one a warning tells.
     """
     embedded = config.redis.url is None
-    settings = await _server_settings(client)
-    limit = settings.get("maxmemory") or "0"
-    if limit.isdigit() and (why := too_small(config, int(limit))) is not None:
+    settings = await server_settings(client)
+    limit = memory_limit(settings)
+    if (why := too_small(config, limit)) is not None:
         raise config_problem(f"Redis has maxmemory {limit}: {why}")
     policy = settings.get("maxmemory-policy")
     if policy is None:
@@ -115,26 +116,6 @@ async def check_server(client: redis.asyncio.Redis, config: RunConfig) -> None:
         "Redis may lose acknowledged samples in a crash; appendonly yes and appendfsync always prevent it",
         extra=durability,
     )
-
-
-async def _server_settings(client: redis.asyncio.Redis) -> dict[str, str]:
-    """The settings that matter; those that the server does not tell are left out."""
-    names = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
-    try:
-        found = await cast(Any, client).config_get(*names)
-        return {_text(name): _text(value) for name, value in found.items()}
-    except redis.ResponseError as error:  # managed servers forbid CONFIG; INFO tells the half of it
-        log.warning("Redis does not permit CONFIG GET", extra={"error": str(error)})
-    try:
-        info = await cast(Any, client).info("memory")
-    except redis.ResponseError:
-        return {}
-    known = {"maxmemory-policy": "maxmemory_policy", "maxmemory": "maxmemory"}
-    return {name: str(info[field]) for name, field in known.items() if field in info}
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 # -- data ---------------------------------------------------------------------------------------------

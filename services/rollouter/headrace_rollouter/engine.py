@@ -7,10 +7,12 @@ that was interrupted concatenates; while `dirty` nothing is generated.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,7 @@ class Engine:
         self._counted_at = time.monotonic()
         self.dirty = False
         """Weights are only partly loaded: a full transfer must come first."""
+        self._exchanging = False
         self.generated_tokens = 0
         # Only where running work is let finish does anybody watch tokens; elsewhere outputs at the end do.
         self._counts_tokens = config.rule.crosses is not None
@@ -181,19 +184,29 @@ class Engine:
     async def join_group(self, r: pb.Rendezvous, rank_offset: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        await self._llm.init_weight_transfer_engine(
-            WeightTransferInitRequest(
-                init_info={
-                    "host": r.host,
-                    "port": r.port,
-                    "epoch": r.epoch,
-                    "world_size": r.world_size,
-                    "rank_offset": rank_offset,
-                    "transport": r.transport,
-                    "timeout_s": r.timeout_s,
-                }
+        with self._exchange():
+            await self._llm.init_weight_transfer_engine(
+                WeightTransferInitRequest(
+                    init_info={
+                        "host": r.host,
+                        "port": r.port,
+                        "epoch": r.epoch,
+                        "world_size": r.world_size,
+                        "rank_offset": rank_offset,
+                        "transport": r.transport,
+                        "timeout_s": r.timeout_s,
+                    }
+                )
             )
-        )
+
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """The engine's own loop waits for the trainer meanwhile; the caller sets a deadline."""
+        self._exchanging = True
+        try:
+            yield
+        finally:
+            self._exchanging = False
 
     async def load(self, manifest: pb.Manifest) -> tuple[str, float]:
         """Receive a full set of weights. Returns (digest of the bytes received, seconds of receiving).
@@ -203,17 +216,18 @@ class Engine:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         self.dirty = True
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(
-            WeightTransferUpdateRequest(
-                update_info={
-                    "units": [u.to_plain() for u in units_from_pb(manifest.units)],
-                    "bucket_bytes": manifest.bucket_bytes,
-                }
+        with self._exchange():
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(
+                WeightTransferUpdateRequest(
+                    update_info={
+                        "units": [u.to_plain() for u in units_from_pb(manifest.units)],
+                        "bucket_bytes": manifest.bucket_bytes,
+                    }
+                )
             )
-        )
-        await self._llm.finish_weight_update()
-        answers = await self._llm.collective_rpc("headrace_weight_digest")
+            await self._llm.finish_weight_update()
+            answers = await self._llm.collective_rpc("headrace_weight_digest")
         digests = {digest for digest, _ in answers}
         if len(digests) != 1:
             raise EngineFailed(f"workers of one engine received different weights: {sorted(digests)}")
@@ -241,7 +255,13 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """Raises EngineFailed when the engine does not answer."""
+        """Raises EngineFailed when the engine does not answer.
+
+        While weights travel it cannot, however well it is, and for longer than a probe waits; that has
+        deadlines of its own.
+        """
+        if self._exchanging:
+            return
         try:
             await asyncio.wait_for(self._llm.is_paused(), 30.0)
         except Exception as error:  # vLLM raises many kinds; they all mean the same here

@@ -26,7 +26,7 @@ from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
-from headrace_coordinator.tuning import ConfigWatch
+from headrace_coordinator.tuning import ConfigWatch, stamp_of
 
 log = logging.getLogger("headrace.coordinator")
 
@@ -36,6 +36,7 @@ _MAX_MESSAGE = 64 * 1024 * 1024  # a manifest names every tensor of the model
 
 
 async def serve(args: argparse.Namespace) -> int:
+    seen = stamp_of(args.config)  # before it is read: what follows may take minutes
     config = load(args.config)
     patience = config.redis.connect_timeout_s
     client = connect_async(environment.redis_url(), patience)
@@ -45,7 +46,7 @@ async def serve(args: argparse.Namespace) -> int:
     driver = Driver(config, AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s))
     beside: dict[str, Callable[[], Awaitable[None]]] = {
         "advice": Adviser(config, driver.ledger, driver.notices.listen()).run,
-        "tuning": ConfigWatch(args.config, config, driver).run,
+        "tuning": ConfigWatch(args.config, config, seen, driver, client).run,
     }
     if config.kubernetes.enable:
         beside["kubernetes"] = _cluster_agent(config, driver)

@@ -7,7 +7,7 @@ what is left of it could only wait for ranks that do not come back.
 | event                                  | next                                                         |
 |----------------------------------------|--------------------------------------------------------------|
 | a launcher waits, all nodes are there  | a new launch of those that have waited longest               |
-| it ended with 0 or 75 on a node        | the others end by themselves                                 |
+| it ended with 0 or 75 on a node        | the others end by themselves; that one waits for the next    |
 | it ended otherwise on a node           | over: the others are told to stop                            |
 | a node's stream is lost for `GRACE_S`  | over: the others are told to stop                            |
 | a launcher comes back with its launch  | it goes on; also after a restart of this process             |
@@ -89,7 +89,7 @@ class Launches:
                 self._lost.pop("", None)
             return
         self._supersede(self._waiting.pop(node.name, None))
-        if node.name in self._members:
+        if node.name in self._members and node.name not in self._ended:
             self._over(f"{node.name} has lost its ranks")
         self._waiting[node.name] = node
         self._start()

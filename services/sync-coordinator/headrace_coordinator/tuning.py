@@ -10,9 +10,14 @@ import asyncio
 import logging
 from pathlib import Path
 
+import redis
+import redis.asyncio
+
 from headrace import tuning
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
+from headrace.memory import needed_bytes, too_small
+from headrace.redis_settings import memory_limit, server_settings
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.notices import ConfigRefused, Tuned
@@ -21,23 +26,30 @@ log = logging.getLogger("headrace.coordinator.tuning")
 
 _LOOK_S = 1.0
 
+Stamp = tuple[int, int] | None
+"""Of a file: its inode and when it was written; None when it is not there."""
+
 
 class ConfigWatch:
-    def __init__(self, path: Path, config: RunConfig, driver: Driver) -> None:
-        """`config`: what was read from `path` at the start of this process."""
+    def __init__(
+        self, path: Path, config: RunConfig, seen: Stamp, driver: Driver, client: redis.asyncio.Redis
+    ) -> None:
+        """`config`: what was read from `path` at the start of this process; `seen`: its stamp from before
+        that, so that what changes during a long start is noticed, too. `client`: of the ledger's server."""
         self._path = path
         self._config = config
         self._driver = driver
-        self._seen = _stamp(path)
+        self._client = client
+        self._seen = seen
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            self.look()
+            await self.look()
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Once: whether the file has changed, and what follows."""
-        stamp = _stamp(self._path)
+        stamp = stamp_of(self._path)
         if stamp is None or stamp == self._seen:
             return
         self._seen = stamp
@@ -49,6 +61,15 @@ class ConfigWatch:
         if lines := tuning.refused(self._config, fresh):
             self._refuse(lines)
             return
+        try:
+            why = await self._too_large(fresh)
+        except redis.RedisError as error:
+            log.warning("a changed configuration waits for Redis", extra={"error": str(error)})
+            self._seen = None
+            return
+        if why is not None:
+            self._refuse([why])
+            return
         if what := tuning.changed(self._config, fresh):
             log.info("configuration changed", extra={"what": what})
             self._config = fresh
@@ -56,12 +77,21 @@ class ConfigWatch:
             self._driver.tune(pb.Tuning(sync_steps=rule.sync_steps, staleness_threshold=rule.threshold))
             self._driver.notices.tell(Tuned("; ".join(what) + ", with the next syncs"))
 
+    async def _too_large(self, fresh: RunConfig) -> str | None:
+        """Why the server's real memory is not enough, with which the queue service would not start any more.
+        What needs no more than the present is welcome in any case. Raises RedisError."""
+        if needed_bytes(fresh) <= needed_bytes(self._config):
+            return None
+        limit = memory_limit(await server_settings(self._client))
+        why = too_small(fresh, limit)
+        return why and f"{' and '.join(tuning.TUNABLE)}: Redis has maxmemory {limit}: {why}"
+
     def _refuse(self, lines: list[str]) -> None:
         log.error("the changed configuration is refused", extra={"reasons": lines})
         self._driver.notices.tell(ConfigRefused("; ".join(lines)))
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def stamp_of(path: Path) -> Stamp:
     """Changes whenever the file is replaced or written; follows the links of a ConfigMap."""
     try:
         found = path.stat()

@@ -13,12 +13,19 @@ from headrace.ledger.client import AsyncLedger
 log = logging.getLogger("headrace.coordinator")
 
 
-async def let_finish(ledger: AsyncLedger, limit_s: float, is_anybody_there: Callable[[], bool]) -> None:
+async def let_finish(ledger: AsyncLedger, limit_s: float, is_anybody_connected: Callable[[], bool]) -> None:
     """What is unfinished after `limit_s` seconds is closed and stays unfinished."""
     deadline = time.monotonic() + limit_s
     while (status := await ledger.run(ops.val_status())).open:
-        if time.monotonic() > deadline or (not is_anybody_there() and status.done == 0):
+        is_late = time.monotonic() > deadline
+        if is_late or (status.done == 0 and await _is_deserted(ledger, is_anybody_connected)):
             log.warning("validation unfinished", extra={"version": status.version, "done": status.done})
             await ledger.run(ops.val_close(status.version))
             return
         await asyncio.sleep(0.05)
+
+
+async def _is_deserted(ledger: AsyncLedger, is_anybody_connected: Callable[[], bool]) -> bool:
+    """Nobody is connected and nobody's lease runs: after a restart of this process members come back one by
+    one, and the trainer may be the first."""
+    return not is_anybody_connected() and not (await ledger.run(ops.stats())).members

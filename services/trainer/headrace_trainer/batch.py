@@ -132,6 +132,9 @@ class Batches:
             told = self._ranks.share(found)
             if told["status"] != "wait":
                 break
+            # Rank 0 sees only its own node's stop, and only it would end the waiting.
+            if self._ranks.largest(int(self._stopping())):
+                raise Stopped
             if told["nobody"]:  # a state, not an error: somebody may scale up
                 log.info("no rollouter takes part; waiting")
                 deadline = time.monotonic() + self._config.trainer.claim_timeout_s

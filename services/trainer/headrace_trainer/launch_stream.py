@@ -110,6 +110,12 @@ class LaunchStream:
                     "coordinator stream broke",
                     extra={"address": self._address, "code": str(_code(error)), "retry_s": delay},
                 )
+            except Exception as error:  # certificates that are just being replaced, say
+                log.warning(
+                    "coordinator stream failed",
+                    extra={"address": self._address, "error": f"{type(error).__name__}: {error}"[:300]},
+                    exc_info=None if isinstance(error, tls.TlsError) else error,
+                )
             finally:
                 out.put(None)  # lets the sending side end
             self._closed.wait(delay * random.uniform(0.5, 1.0))

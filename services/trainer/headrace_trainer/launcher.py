@@ -119,12 +119,10 @@ class Launcher:
 
     def _stop(self, number: int, _: object) -> None:
         self._stops += 1
-        if self._child is None:
-            return
-        if self._stops > 1:
+        if self._stops > 1 and self._child is not None:
             self._child.send_signal(number)  # asked twice: no more patience
-        else:
-            (self._folder / "stop").touch()  # rank 0 looks at it between updates and while it waits
+        elif self._folder.is_dir():  # also while the ranks are just being started
+            (self._folder / "stop").touch()  # they look at it between updates and while they wait
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int | None:

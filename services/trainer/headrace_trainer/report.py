@@ -227,7 +227,7 @@ class Report:
         step_s = now - self._row_began
         self._window_s[0] += sum(self._phases.get(name, 0.0) for name in WAITS)
         self._window_s[1] += step_s
-        row = self._row(batch, p, learned, total, facts, stats, step_s, lr)
+        row = self._row(batch, p, learned, total, facts, stats, step_s, lr) | self._log.canary_metrics()
         self._log.update(row)
         if self._tracking is not None:
             self._tracking.check()

@@ -25,6 +25,8 @@ class RunLog:
         self._open_round: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._canaries: dict[int, float] = {}  # version -> largest difference that members reported
+        self._reported = (-1, 0.0)  # the newest of them
+        self._shown = self._reported
 
     def update(self, row: dict[str, Any]) -> None:
         self._metrics.write(json.dumps(row) + "\n")
@@ -53,7 +55,17 @@ class RunLog:
     def canary(self, version: int, difference: float) -> None:
         """A member's report on `version`. Called by another thread."""
         with self._lock:
-            self._canaries[version] = max(difference, self._canaries.get(version, 0.0))
+            largest = max(difference, self._canaries.get(version, 0.0))
+            self._canaries[version] = largest
+            self._reported = max(self._reported, (version, largest))
+
+    def canary_metrics(self) -> dict[str, float]:
+        """The largest difference under the newest version, once after each report that changed it."""
+        with self._lock:
+            if self._reported == self._shown:
+                return {}
+            self._shown = self._reported
+            return {"sync/logprob_max_abs_diff": self._shown[1]}
 
     def flush_round(self) -> None:
         row, self._open_round = self._open_round, None

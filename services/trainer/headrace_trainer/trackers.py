@@ -33,6 +33,7 @@ from typing import Any, Protocol
 
 from headrace import logs
 from headrace.config import RunConfig
+from headrace.environment import without_secrets
 from headrace.runner.layout import read_json, read_rows, write_json
 from headrace.runner.summary import eval_rows
 
@@ -43,7 +44,6 @@ FINISH_S = 30.0
 `services.stop_timeout_s`."""
 _POLL_S = 1.0
 _STATE = ".headrace.json"
-_SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_TOKEN")
 
 
 # -- the trainer's side -----------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class Tracking:
             sys.executable, "-m", "headrace_trainer.trackers", "--run-dir", str(run_dir),
             "--from-step", str(from_step), "--offset", str(there), "--finish-s", str(self._finish_s),
         ]  # fmt: skip
-        env = {key: value for key, value in os.environ.items() if key not in _SECRETS}
+        env = without_secrets()
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
             assert self._process.stdin is not None

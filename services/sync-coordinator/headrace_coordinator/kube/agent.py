@@ -37,7 +37,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOOK_S = 2.0
 
 Seen = tuple[str, Any]
-"""("list", pods) | ("event", (type, pod)) | ("failed", error) | ("ok", None), from the watching thread."""
+"""From the watching thread: ("list", (selector, pods)) | ("event", (type, pod)) | ("failed", error) |
+("ok", None)."""
 
 
 class Agent:
@@ -52,21 +53,23 @@ class Agent:
         self._aggregator = Aggregator()
         self._reporter = os.environ.get("POD_NAME") or socket.gethostname()
         self._notices = driver.notices.listen()
-        self._stop = threading.Event()
 
     async def run(self) -> None:
-        """For ever. Nothing that the cluster does ends it."""
-        parts = [self._watch_pods(), self._keep_costs(), self._write_events()]
-        if self._settings.scale_to_zero_on_completion:
-            parts.append(self._scale_to_zero())
+        """For ever. Nothing that the cluster does ends it; an error of ours ends all parts, and it may be
+        called again."""
+        stop = threading.Event()
         try:
-            await asyncio.gather(*parts)
+            async with asyncio.TaskGroup() as parts:
+                parts.create_task(self._watch_pods(stop))
+                parts.create_task(self._keep_costs())
+                parts.create_task(self._write_events())
+                parts.create_task(self._await_completion())
         finally:
-            self._stop.set()
+            stop.set()
 
     # -- pods ------------------------------------------------------------------------------------
 
-    async def _watch_pods(self) -> None:
+    async def _watch_pods(self, stop: threading.Event) -> None:
         seen: asyncio.Queue[Seen] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -74,12 +77,12 @@ class Agent:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(seen.put_nowait, what)
 
-        threading.Thread(target=self._watch, args=(tell,), name="kube-watch", daemon=True).start()
+        threading.Thread(target=self._watch, args=(tell, stop), name="kube-watch", daemon=True).start()
         while True:
             kind, what = await seen.get()
             match kind:
                 case "list":
-                    await self._patiently("ledger", functools.partial(self._listed, what))
+                    await self._patiently("ledger", functools.partial(self._listed, *what))
                 case "event":
                     await self._patiently("ledger", functools.partial(self._changed, *what))
                 case "failed":
@@ -87,17 +90,19 @@ class Agent:
                 case "ok":
                     self._failing -= {"pod_selector", "pods", "watch"}
 
-    def _watch(self, tell: Callable[..., None]) -> None:
+    def _watch(self, tell: Callable[..., None], stop: threading.Event) -> None:
         """Thread: lists, then watches from there, and begins anew when that cannot go on."""
         pause, version, selector = _FIRST_PAUSE_S, "", ""
-        while not self._stop.is_set():
+        while not stop.is_set():
             try:
                 if not selector:
                     selector = self._cluster.pod_selector(self._settings.rollouter_deployment)
                 if not version:
                     pods, version = self._cluster.pods(selector)
-                    tell("list", pods)
+                    tell("list", (selector, pods))
                 for kind, pod, version in self._cluster.watch(selector, version):  # noqa: B007, B020
+                    if stop.is_set():
+                        return
                     tell("event", (kind, pod))
                     pause = _FIRST_PAUSE_S
                 tell("ok", None)
@@ -106,17 +111,25 @@ class Agent:
                 version, pause = "", _FIRST_PAUSE_S
             except ClusterError as error:  # the watch goes on where it was
                 tell("failed", error)
-            self._stop.wait(pause)
+            except Exception as error:  # whatever it was is not known well enough to go on there
+                version, selector = "", ""
+                unknown = ClusterError("watch", f"{type(error).__name__}: {error}", None)
+                unknown.__cause__ = error
+                tell("failed", unknown)
+            stop.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    async def _listed(self, pods: list[Pod]) -> None:
+    async def _listed(self, selector: str, pods: list[Pod]) -> None:
         """Everything at once: who is of this Deployment and not there has gone, whenever that was."""
-        there = {pod.name: pod for pod in pods}
         stats = await self._driver.ledger.run(ops.stats())
         known = {*stats.members, *stats.in_flight_by_owner, *self._driver.connections.members}
         ours = f"{self._settings.rollouter_deployment}-"
         replicas = {replica for name in known if (replica := replica_of(name)).startswith(ours)}
-        for name in sorted({*self.pods, *replicas} - there.keys()):
+        missing = {*self.pods, *replicas} - {pod.name for pod in pods}
+        if missing:  # some may be newer than the list: only what a later one lacks, too, has gone
+            again, _ = await asyncio.to_thread(self._cluster.pods, selector)
+            missing -= {pod.name for pod in again}
+        for name in sorted(missing):
             await self._gone(name)
         for pod in pods:
             await self._changed("MODIFIED", pod)
@@ -205,13 +218,16 @@ class Agent:
         now = datetime.now(UTC)
         if series.count > 1:
             return await self._try(self._cluster.count_event, series.name, series.count, now)
-        return await self._try(
+        written = await self._try(
             self._cluster.create_event, name, kind, about, reason, note, warning, self._reporter, now
         )
+        if not written:
+            self._aggregator.forget(series)
+        return written
 
     # -- the end ---------------------------------------------------------------------------------
 
-    async def _scale_to_zero(self) -> None:
+    async def _await_completion(self) -> None:
         """Once, when the trainer has exported its model; again for a run that was opened again."""
         done = False
         while True:
@@ -226,11 +242,13 @@ class Agent:
 
     async def _completed(self) -> bool:
         names = (self._settings.rollouter_deployment, self._settings.trainer_deployment)
-        scaled = [await self._try(self._cluster.scale, name, 0) for name in names]
-        if not all(scaled):
-            return False
-        log.info("run completed; scaled to none", extra={"deployments": names})
-        note = f"version {self._driver.version} is exported; rollouters and trainer are scaled to none"
+        note = f"version {self._driver.version} is exported"
+        if self._settings.scale_to_zero_on_completion:
+            scaled = [await self._try(self._cluster.scale, name, 0) for name in names]
+            if not all(scaled):
+                return False
+            note += "; rollouters and trainer are scaled to none"
+        log.info("run completed", extra={"note": note})
         await self._event("Deployment", names[1], "RunCompleted", note, warning=False)
         return True
 
@@ -249,7 +267,11 @@ class Agent:
     def _failed(self, error: ClusterError) -> None:
         metrics.CLUSTER_FAILURES.labels(operation=error.call).inc()
         if error.call not in self._failing:
-            log.warning("the Kubernetes API did not do it; the run goes on", extra={"error": str(error)})
+            log.warning(
+                "the Kubernetes API did not do it; the run goes on",
+                extra={"error": str(error)},
+                exc_info=error.__cause__,
+            )
         self._failing.add(error.call)
 
     async def _patiently(self, what: str, act: Callable[[], Awaitable[None]]) -> None:
@@ -258,6 +280,8 @@ class Agent:
         while True:
             try:
                 return await act()
+            except ClusterError as error:
+                self._failed(error)
             except LedgerError as error:
                 log.warning("waiting", extra={"for": what, "error": str(error)})
             await asyncio.sleep(pause)

@@ -76,6 +76,10 @@ class Aggregator:
         series.count += 1
         return self._due(series, now)
 
+    def forget(self, series: EventSeries) -> None:
+        """Its object could not be written: the next one of its kind is the first."""
+        self._series = {k: s for k, s in self._series.items() if s is not series}
+
     def overdue(self, now: float) -> Iterable[EventSeries]:
         """Series whose count has grown since it was written."""
         return [s for s in list(self._series.values()) if self._due(s, now)]
