@@ -147,8 +147,9 @@ def test_the_pod_that_holds_the_volume() -> None:
     (trainer,) = [
         p for p in pods(charts.rendered("examples/one-node-8-gpus.yaml", "math")) if p.component == "trainer"
     ]
-    # From the registry of the page's own installation.
-    assert options["image"] == "registry.example/" + trainer.spec["containers"][0]["image"]
+    assert options["image"] == f"registry.example/{trainer.spec['containers'][0]['image']}", (
+        "as installed above"
+    )
     assert spec["securityContext"] == trainer.spec["securityContext"], "what it reads is the trainer's"
     assert all(volume in trainer.spec["volumes"] for volume in spec["volumes"])
     assert all(mount in trainer.spec["containers"][0]["volumeMounts"] for mount in container["volumeMounts"])
