@@ -73,7 +73,10 @@ def test_a_file_may_define_classes_that_look_up_their_module(user: Callable[[str
         ("compute_score = 3", "no function 'compute_score'"),
         ("def compute_score(a, b, c): ...", "must accept"),
         ("def compute_score(a, b, c, d, e): ...", "must accept"),
-        ("def compute_score(data_source, answer, truth, extra_info): ...", "missing a required argument: 'answer'"),
+        (
+            "def compute_score(data_source, answer, truth, extra_info): ...",
+            "missing a required argument: 'answer'",
+        ),
         ("def compute_score(*, data_source, solution, truth, extra_info): ...", "must accept"),
     ],
 )
