@@ -2,7 +2,8 @@
 
 `compute_score(data_source, solution_str, ground_truth, extra_info)` may be a plain function or a
 coroutine. Arguments are given by name, those that it takes, when it has any of these names (in whatever
-order) or `**kwargs` alone, else by position. It returns a number or a dictionary with `score` (other numbers in it are kept as metrics).
+order) or `**kwargs` alone, else by position. It returns a number or a dictionary with `score` (other numbers
+in it are kept as metrics).
 `extra_info` holds the row's own, plus `finish_reason` ("stop" or "length").
 
 Standard library only: the processes that run users' functions import this and nothing else of ours.
@@ -70,8 +71,8 @@ def load_reward(path: str, name: str, key: str = "custom_reward_function") -> Re
         bind_arguments(function, "source", "solution", "truth", {})
     except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
         raise RewardError(
-            f"{key}: {path}:{name} must accept data_source, solution_str, ground_truth and extra_info, by these "
-            f"names or four by position: {error}"
+            f"{key}: {path}:{name} must accept data_source, solution_str, ground_truth and extra_info, by "
+            f"these names or four by position: {error}"
         ) from error
     return function
 

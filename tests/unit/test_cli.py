@@ -263,6 +263,7 @@ def test_every_problem_is_found_before_anything_starts(desk: Desk, server: Valke
     (desk.directory / "bad.jsonl").write_text('{"prompt": "p", "data_source": "s"}\n')
     (desk.directory / "broken.py").write_text("import nothing_of_this_name\n")
     (desk.directory / "model" / "model.safetensors").unlink()
+    (desk.directory / "model" / "generation_config.json").write_text('{"eos_token_id": []}')
     code, output = desk.headrace(
         "run",
         "run.yaml",
@@ -277,6 +278,7 @@ def test_every_problem_is_found_before_anything_starts(desk: Desk, server: Valke
         "none.jsonl: no such file",
         "bad.jsonl:1: reward_model",
         "no *.safetensors weights",
+        "generation_config.json: eos_token_id is []: make it the number",
         "= 116, but the model takes 64 positions",
         "nothing_of_this_name",
         f"services.queue_port: port {server.port} on 127.0.0.1: Address already in use",
