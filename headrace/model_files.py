@@ -72,8 +72,8 @@ def _token_ids(file: Path, found: Any) -> list[int]:
     ids = found if isinstance(found, list) else [found]
     if not ids or any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in ids):
         raise ValueError(
-            f"{file}: eos_token_id is {found!r}: make it the number of the token that ends an answer, or a list "
-            "of several"
+            f"{file}: eos_token_id is {found!r}: make it the number of the token that ends an answer, or a "
+            "list of several"
         )
     return ids
 

@@ -64,15 +64,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("longest", "the N longest responses"),
         ("last", "the N that were trained last (the default, with 8)"),
     ):
-        which.add_argument(f"--{order}", type=_count, metavar="N", help=meaning)
+        which.add_argument(f"--{order}", type=options.count, metavar="N", help=meaning)
     parser.add_argument("--json", action="store_true", help="print JSON lines, one trajectory each")
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return count
 
 
 def main(args: argparse.Namespace) -> int:

@@ -332,3 +332,21 @@ def test_a_bad_command_line(argv: list[str], capsys: pytest.CaptureFixture[str])
         parse(argv)
     assert caught.value.code == 2
     assert "usage: headrace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("validate", "--gpu-memory", "nan"),
+        ("validate", "--gpu-memory", "inf"),
+        ("validate", "--timeout", "-1"),
+        ("validate", "--timeout", "soon"),
+        ("samples", "--last", "abc"),
+        ("samples", "--last", "0"),
+    ],
+)
+def test_a_bad_number(command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse([command, "x", f"{option}={value}"])
+    assert caught.value.code == 2
+    assert f"argument {option}: {value} is not possible; give " in capsys.readouterr().err

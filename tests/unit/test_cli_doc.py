@@ -128,3 +128,16 @@ def test_bash_completes_commands_options_and_runs(tmp_path: Path) -> None:
     )
     done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["status", "--watch", "first second", "zsh"]
+
+
+def test_bash_runs_no_name_of_a_directory(tmp_path: Path) -> None:
+    """Whoever can make a directory must not be able to run something in the shell of another."""
+    (tmp_path / "script").write_text(script("bash"))
+    for name in ("$(touch pwned)", "`touch pwned`", "a b", "ab", "*"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    ask = 'source ./script; for word in "" a "*" "$(echo)"; do _headrace_runs "$word"; done'
+    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not (tmp_path / "pwned").exists()
+    assert done.stdout.splitlines() == ["ab", "ab", "ab"]
+    assert done.stderr == ""
