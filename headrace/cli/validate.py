@@ -37,7 +37,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.configuration(parser)
     options.as_json(parser)
     parser.add_argument(
-        "--gpus-per-node", type=options.count, default=8, metavar="N", help="GPUs of a node (default: %(default)s)"
+        "--gpus-per-node",
+        type=options.count,
+        default=8,
+        metavar="N",
+        help="GPUs of a node (default: %(default)s)",
     )
     parser.add_argument(
         "--gpu-memory",

@@ -33,6 +33,25 @@ def test_a_dry_run_checks_and_starts_nothing(desk: Desk) -> None:
     assert not (desk.directory / "runs").exists()
 
 
+def test_a_dry_run_says_what_the_run_would_refuse(desk: Desk) -> None:
+    dry = ("run", "run.yaml", "--dry-run")
+    code, output = desk.headrace(*dry, "trainer.resume=elsewhere")
+    assert (code, "elsewhere is no complete checkpoint of this run" in output) == (2, True), output
+    code, output = desk.headrace(*dry, "data.train_files=hf://datasets/x")
+    assert (code, "hf://datasets/x: is an address; download it" in output) == (2, True), output
+    layout = desk.layout
+    lock = layout.lock()
+    code, output = desk.headrace(*dry)
+    assert (code, "a run is on there; stop it" in output) == (2, True), output
+    lock.release()
+    layout.requested.write_text(desk.config.read_text())
+    layout.summary.write_text('{"status": "completed"}')
+    code, output = desk.headrace(*dry, "seed=7")
+    assert (code, "seed: was 0 when the run was begun and is 7 now" in output) == (2, True), output
+    code, output = desk.headrace(*dry, "seed=7", "trainer.resume=never")
+    assert code == 0, output
+
+
 def test_modes_tells_the_numbers_and_the_way_on(desk: Desk) -> None:
     code, output = desk.headrace("modes", "run.yaml", "async_training.staleness_threshold=1.5")
     assert code == 0, output
