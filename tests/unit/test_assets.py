@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from headrace.config import RunConfig
 from headrace.runner import assets
@@ -31,6 +32,11 @@ def test_the_home_directory_may_be_written_as_a_tilde(
     assert found.custom_reward_function.path == str(tmp_path / "reward.py")
     assert found.environment.path == str(tmp_path / "env.py")
     assert found.runs_dir == str(tmp_path / "runs")
+
+
+def test_an_environment_of_one_s_own_needs_its_name() -> None:
+    with pytest.raises(ValidationError, match=r"set environment\.name too, to the class .* in env\.py"):
+        config(environment={"path": "env.py"})
 
 
 def test_modules_and_addresses_stay_as_they_are() -> None:

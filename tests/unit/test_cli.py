@@ -353,6 +353,15 @@ def test_a_bad_command_line(argv: list[str], capsys: pytest.CaptureFixture[str])
     assert "usage: headrace" in capsys.readouterr().err
 
 
+def test_a_run_after_an_option_that_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["dead", "--requeue", "r1"], ["status", "--watch", "r1"]):
+        with pytest.raises(SystemExit):
+            parse(argv)
+        assert f"before it: headrace {argv[0]} RUN" in capsys.readouterr().err.replace(
+            "before --requeue", "before it"
+        )
+
+
 @pytest.mark.parametrize(
     ("command", "option", "value"),
     [

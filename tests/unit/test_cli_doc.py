@@ -15,7 +15,7 @@ from headrace.cli import audit, modes, run, samples, status
 from headrace.cli.completion import SHELLS, script
 from headrace.cli.main import COMMANDS, main, parser
 from headrace.cli_doc import TARGET, render, subcommands
-from headrace.sample_dump import SampleDump
+from headrace.sample_dump import Kept, SampleDump
 from headrace.wire import Sample
 from tests.unit.cli_desk import Desk
 
@@ -97,6 +97,17 @@ def test_samples_as_text_and_json(
     with pytest.raises(SystemExit):
         main(["samples", str(empty)])
     assert "no samples are recorded" in capsys.readouterr().err
+
+
+def test_samples_obey_no_terminal_code_and_name_the_environment() -> None:
+    kept = Kept(
+        1, 1, 1, "s\x1b[2J", 0, "gsm8k\x1b[31m", "t\x1b", "o\n", 1, 0.5, [1], [3, 4, 5, 6],
+        [(0, 0, 4)], 1.0, "turn_limit", {"part\x1b]0;x\x07": 0.5}, None, [1, 0, 0, 1], None,
+    )  # fmt: skip
+    told = list(samples.as_text(kept, lambda ids: f"{list(ids)}"))
+    assert all(line.isprintable() for line in told)
+    assert "gsm8k\\x1b[31m: reward 1.000, part\\x1b]0;x\\x07 0.500" in told[0]
+    assert [line.split() for line in told[3:6]] == [["v0", "[3]"], ["env", "[4,", "5]"], ["v0", "[6]"]]
 
 
 @pytest.fixture
