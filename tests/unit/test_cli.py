@@ -357,9 +357,7 @@ def test_a_run_after_an_option_that_takes_it(capsys: pytest.CaptureFixture[str])
     for argv in (["dead", "--requeue", "r1"], ["status", "--watch", "r1"]):
         with pytest.raises(SystemExit):
             parse(argv)
-        assert f"before it: headrace {argv[0]} RUN" in capsys.readouterr().err.replace(
-            "before --requeue", "before it"
-        )
+        assert f": headrace {argv[0]} RUN --" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
