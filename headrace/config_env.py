@@ -41,6 +41,11 @@ class EnvironmentConfig(Section):
                 f"environment.name: {self.name!r} does not come along ({known} do): set environment.path to "
                 "the file or module that has it"
             ]
+        if self.path is not None and self.name == SINGLE_TURN:
+            return [
+                f"environment.path: set environment.name too, to the class or function in {self.path} that "
+                "makes the environment"
+            ]
         if self.is_single_turn and self.kwargs:
             return ["environment.kwargs are for an environment: set environment.name, or leave them out"]
         if not self.is_single_turn and self.step_timeout_s >= drain_stall_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -141,10 +142,26 @@ def _source_problems(where: str, source: RewardSource) -> Iterator[str]:
     if source.kind in REMOTE_KINDS:
         if source.url is None:
             yield f"{where}: kind {source.kind} needs a url"
-        elif not source.url.startswith(("http://", "https://")) or not source.url.partition("://")[2]:
-            yield f"{where}.url must start with http:// or https:// and name a host"
+        elif (problem := _url_problem(source.url)) is not None:
+            yield f"{where}.url {problem}"
         elif "@" in source.url.partition("://")[2].partition("/")[0]:
             yield (
                 f"{where}.url holds a password: put a token into an environment variable and name that in "
                 f"{where}.token_env"
             )
+
+
+def _url_problem(url: str) -> str | None:
+    """What an HTTP client could not make of it."""
+    if any(not character.isprintable() or character.isspace() for character in url):
+        return "holds a blank or a control character: take it out"
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # parsed when it is asked for
+    except ValueError:  # its text may show parts of a password
+        port = 0
+    if port == 0:
+        return "is no address: write http://HOST or http://HOST:PORT, an IPv6 host in [], a port below 65536"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "must start with http:// or https:// and name a host"
+    return None

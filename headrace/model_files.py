@@ -13,7 +13,10 @@ _LARGEST_HEADER = 100_000_000
 
 def read_settings(model_dir: Path) -> Mapping[str, Any]:
     """The object in config.json. Raises ValueError."""
-    file = model_dir / "config.json"
+    return _object(model_dir / "config.json")
+
+
+def _object(file: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -55,14 +58,24 @@ def eos_token_ids(model_dir: Path) -> list[int]:
     for name in ("generation_config.json", "config.json"):
         file = model_dir / name
         if file.exists():
-            settings = json.loads(file.read_text(encoding="utf-8"))
+            settings = _object(file)
             found = settings.get("eos_token_id", text_settings(settings).get("eos_token_id"))
             if found is not None:
-                return [int(x) for x in (found if isinstance(found, list) else [found])]
+                return _token_ids(file, found)
     raise ValueError(
         f"{model_dir}: neither generation_config.json nor config.json names an eos_token_id; add it to "
         "generation_config.json"
     )
+
+
+def _token_ids(file: Path, found: Any) -> list[int]:
+    ids = found if isinstance(found, list) else [found]
+    if not ids or any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in ids):
+        raise ValueError(
+            f"{file}: eos_token_id is {found!r}: make it the number of the token that ends an answer, or a "
+            "list of several"
+        )
+    return ids
 
 
 def unsupported(settings: Mapping[str, Any]) -> str | None:

@@ -74,29 +74,38 @@ def model_shape(model_dir: Path) -> ModelShape:
             number = int(found.group(1))
             in_layer[number] = in_layer.get(number, 0) + count
 
-    def number_of(*keys: str) -> int:
+    def number_of(*keys: str) -> int | None:
         for key in keys:
-            if isinstance(value := settings.get(key), int):
+            value = settings.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
-        raise ValueError(f"{model_dir}/config.json does not say {keys[0]}")
+            if value:  # such as a list with a number for each layer
+                shown = str(value)[:60]
+                raise ValueError(f"{model_dir}/config.json: {key} is {shown}, and not one number above 0")
+        return None
 
-    hidden = number_of("hidden_size", "n_embd")
-    heads = number_of("num_attention_heads", "n_head")
-    kv_heads = settings.get("num_key_value_heads") or heads
-    size = settings.get("head_dim") or hidden // heads
-    inner = settings.get("intermediate_size") or settings.get("n_inner") or 4 * hidden
-    if settings.get("num_experts_per_tok") and settings.get("moe_intermediate_size"):
-        inner = settings["num_experts_per_tok"] * settings["moe_intermediate_size"]
+    def required(*keys: str) -> int:
+        if (value := number_of(*keys)) is None:
+            raise ValueError(f"{model_dir}/config.json does not say {keys[0]}")
+        return value
+
+    hidden = required("hidden_size", "n_embd")
+    heads = required("num_attention_heads", "n_head")
+    size = number_of("head_dim") or hidden // heads
+    inner = number_of("intermediate_size", "n_inner") or 4 * hidden
+    experts, of_expert = number_of("num_experts_per_tok"), number_of("moe_intermediate_size")
+    if experts and of_expert:
+        inner = experts * of_expert
     return ModelShape(
         parameters=sum(kept.values()),
         largest_layer=max(in_layer.values(), default=0),
         in_layers=sum(in_layer.values()),
-        layers=number_of("num_hidden_layers", "n_layer"),
+        layers=required("num_hidden_layers", "n_layer"),
         hidden=hidden,
-        intermediate=int(inner),
+        intermediate=inner,
         q_size=heads * size,
-        kv_size=int(kv_heads) * size,
-        vocabulary=number_of("vocab_size"),
+        kv_size=(number_of("num_key_value_heads") or heads) * size,
+        vocabulary=required("vocab_size"),
         tied=bool(tied),
     )
 

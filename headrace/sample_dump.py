@@ -200,6 +200,21 @@ class Kept:
     log_probs: list[float] | None
 
     @property
+    def pieces(self) -> list[tuple[int | None, int, int]]:
+        """`segments`, cut where the environment's tokens begin and end, which are not trained: (version, None
+        for the environment, start, end)."""
+        pieces: list[tuple[int | None, int, int]] = []
+        for version, start, end in self.segments:
+            for at in range(start, end):
+                mask = self.loss_mask
+                writer = None if mask is not None and at < len(mask) and not mask[at] else version
+                if pieces and pieces[-1][0] == writer and pieces[-1][2] == at and at > start:
+                    pieces[-1] = writer, pieces[-1][1], at + 1
+                else:
+                    pieces.append((writer, at, at + 1))
+        return pieces
+
+    @property
     def gap(self) -> int:
         """Version gap: what trained it − the oldest version in it."""
         return self.version - min((version for version, _, _ in self.segments), default=self.version)
@@ -219,7 +234,7 @@ def read(run_dir: Path, trained: Iterable[Mapping[str, Any]] = ()) -> Iterator[K
                 try:
                     row = json.loads(line)
                     found = [_kept(row, number, t) for number, t in enumerate(row["trajectories"])]
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                     continue
                 if any(row["lineage"] < lineage and row["step"] > step for lineage, step in forks):
                     continue
@@ -238,15 +253,15 @@ def _kept(row: Mapping[str, Any], number: int, t: Mapping[str, Any]) -> Kept:
         owner=str(row["owner"]),
         attempt=int(row["attempt"]),
         generate_s=float(row["generate_s"]),
-        prompt_ids=list(row["prompt_ids"]),
-        response_ids=list(t["response_ids"]),
+        prompt_ids=[int(token) for token in row["prompt_ids"]],
+        response_ids=[int(token) for token in t["response_ids"]],
         segments=[(int(v), int(start), int(end)) for v, start, end in t["segments"]],
         reward=float(t["reward"]),
         finish=str(t["finish"]),
-        reward_parts=dict(t.get("reward_parts") or {}),
-        advantage=t.get("advantage"),
-        loss_mask=t.get("loss_mask"),
-        log_probs=t.get("log_probs"),
+        reward_parts={str(name): float(value) for name, value in (t.get("reward_parts") or {}).items()},
+        advantage=None if t.get("advantage") is None else float(t["advantage"]),
+        loss_mask=None if t.get("loss_mask") is None else [int(kept) for kept in t["loss_mask"]],
+        log_probs=None if t.get("log_probs") is None else [float(value) for value in t["log_probs"]],
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, get_args
 
 from headrace.algorithm_names import LOSSES
@@ -56,13 +57,21 @@ class Refused:
 Meaning = Same | NoEffect | Refused
 
 
+class Partly(ValueError):
+    """Some of a list has no counterpart; `kept` is what has one."""
+
+    def __init__(self, message: str, kept: list[str]) -> None:
+        super().__init__(message)
+        self.kept = kept
+
+
 def _loggers(found: Any) -> list[str]:
-    names = [found] if isinstance(found, str) else list(found or [])
-    unknown = [str(name) for name in names if name not in get_args(Tracker)]
-    if unknown:
-        there = ", ".join(get_args(Tracker))
-        raise ValueError(f"{', '.join(unknown)} has no counterpart; there are {there}")
-    return names
+    names = list(found or []) if isinstance(found, list | tuple | NoneType) else [found]
+    kept = [name for name in names if name in get_args(Tracker)]
+    if len(kept) < len(names):
+        there, unknown = ", ".join(get_args(Tracker)), ", ".join(str(n) for n in names if n not in kept)
+        raise Partly(f"{unknown} has no counterpart; there are {there}", kept)
+    return kept
 
 
 def _one_of(**names: Any) -> Callable[[Any], Any]:
@@ -80,7 +89,7 @@ def _off_is_0(found: Any) -> Any:
 
 
 def _loss(found: Any) -> Any:
-    if found not in LOSSES:
+    if not isinstance(found, str) or found not in LOSSES:
         raise ValueError(f"{found!r} is no loss here; actor.policy_loss has {', '.join(sorted(LOSSES))}")
     return "ppo" if found == "vanilla" else found
 

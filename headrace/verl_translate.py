@@ -6,9 +6,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
-from headrace.verl_keys import DIFFERENT_DEFAULTS, KEYS, NOTHING, PREFIX, Meaning, NoEffect, Refused, Same
+from headrace.verl_keys import (
+    DIFFERENT_DEFAULTS,
+    KEYS,
+    NOTHING,
+    PREFIX,
+    Meaning,
+    NoEffect,
+    Partly,
+    Refused,
+    Same,
+)
 
 _NO_COUNTERPART = re.compile(
     r"(^|\.)(_target_|profiler|fsdp_config|checkpoint|engine_kwargs|agent|trace|ray_kwargs|ray_init|hydra"
@@ -19,6 +29,9 @@ _NO_COUNTERPART = re.compile(
 
 class NoCounterpart(ValueError):
     """A key of verl's that has no counterpart here, or a value that has none. The message says what to do."""
+
+    part: tuple[str, Any] | None = None
+    """Our key, and what of the value has a counterpart."""
 
 
 def without_prefix(key: str) -> str:
@@ -91,7 +104,10 @@ def translate(key: str, value: Any) -> tuple[str, Any] | None:
     try:
         ours = found.value(value)
     except ValueError as error:
-        raise NoCounterpart(str(error)) from None
+        refused = NoCounterpart(str(error))
+        if isinstance(error, Partly) and error.kept:
+            refused.part = found.key, error.kept
+        raise refused from None
     return None if ours is NOTHING else (found.key, ours)
 
 
@@ -139,7 +155,7 @@ def convert(values: Mapping[str, Any]) -> Converted:
             ours = translate(key, value) if meaning(key) is not None and value is not None else None
         except NoCounterpart as error:
             out.left_out.append((key, str(error)))
-            continue
+            ours = error.part
         if ours is None:
             continue
         if out.values.setdefault(*ours) != ours[1]:
@@ -160,11 +176,17 @@ def convert(values: Mapping[str, Any]) -> Converted:
     return out
 
 
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def _replicas(flat: Mapping[str, Any], out: Converted) -> None:
     """The number of engines follows from the GPUs of the rollout side."""
     nodes, gpus = (flat.get(f"rollout.{key}") for key in ("nnodes", "n_gpus_per_node"))
     parallel = out.values.get("rollout.engine.tensor_parallel_size", 2)
-    if isinstance(nodes, int) and isinstance(gpus, int) and nodes * gpus % parallel == 0:
+    if not (_is_count(nodes) and _is_count(gpus) and _is_count(parallel)):
+        return
+    if nodes * gpus % parallel == 0:
         out.values["rollout.replicas"] = nodes * gpus // parallel
         used = {"rollout.nnodes", "rollout.n_gpus_per_node"}
         out.left_out = [(key, why) for key, why in out.left_out if key not in used]
@@ -173,15 +195,16 @@ def _replicas(flat: Mapping[str, Any], out: Converted) -> None:
 def _run_length(flat: Mapping[str, Any], out: Converted) -> None:
     """A batch of verl's becomes a sync window, and its steps the length of the run."""
     batch, steps = flat.get("data.train_batch_size"), flat.get("trainer.total_training_steps")
-    if not isinstance(batch, int) or batch <= 0:
+    if not _is_count(batch):
         return
     mini = out.values.get("actor.ppo_mini_batch_size", DIFFERENT_DEFAULTS["actor.ppo_mini_batch_size"])
-    update = mini * out.values.get("async_training.require_batches", 1)
+    batches = out.values.get("async_training.require_batches", 1)
+    update = mini * batches if _is_count(mini) and _is_count(batches) else 0
     done = set()
-    if batch % update == 0:
+    if update and batch % update == 0:
         done.add("data.train_batch_size")
         out.values.setdefault("async_training.trigger_parameter_sync_step", batch // update)
-    if isinstance(steps, int) and steps > 0:
+    if _is_count(steps):
         done.add("trainer.total_training_steps")
         out.values.setdefault("rollout.total_rollout_steps", batch * steps)
     out.left_out = [(key, why) for key, why in out.left_out if key not in done]
@@ -195,7 +218,7 @@ def _clip_ratio(out: Converted) -> None:
 
 def _greedy_validation(flat: Mapping[str, Any], out: Converted) -> None:
     """verl validates greedily unless `do_sample` is set, whatever the temperature."""
-    sampled = {value for key, value in flat.items() if without_prefix(key) == "rollout.val_kwargs.do_sample"}
+    sampled = [value for key, value in flat.items() if without_prefix(key) == "rollout.val_kwargs.do_sample"]
     if True not in sampled and "val.temperature" in out.values:
         out.values["val.temperature"] = 0
     out.left_out = [
@@ -234,4 +257,7 @@ def resolve(value: Any, key: str, flat: Mapping[str, Any], depth: int = 0) -> An
         raise NoCounterpart(f"{value!r} leads nowhere; write its value")
     import yaml
 
-    return yaml.safe_load(at["default"])
+    try:
+        return yaml.safe_load(at["default"])
+    except yaml.YAMLError:
+        raise NoCounterpart(f"{value!r} has a default that is no YAML; write its value") from None

@@ -14,15 +14,17 @@ SHELLS = ("bash", "zsh", "fish")
 
 _RUNS = {"bash": "_headrace_runs", "zsh": "_headrace_runs", "fish": "(__headrace_runs)"}
 _PREAMBLE = {
-    "bash": """
+    "bash": r"""
 # Names of runs under --runs-dir, or under runs.
 _headrace_runs() {
-  local dir=runs i file
+  local dir=runs i file name
   for ((i = 1; i + 1 < ${#COMP_WORDS[@]}; i++)); do
     [[ ${COMP_WORDS[i]} == --runs-dir ]] && dir=${COMP_WORDS[i + 1]}
   done
   for file in "$dir"/*/config.yaml; do
-    [[ -e $file ]] && file=${file%/config.yaml} && compgen -W "${file##*/}" -- "$1"
+    name=${file%/config.yaml} name=${name##*/}
+    # Not compgen -W, which expands $(...). The name also lands unquoted on the command line.
+    [[ -e $file && $name =~ ^[A-Za-z0-9][A-Za-z0-9_.-]*$ && $name == "$1"* ]] && printf '%s\n' "$name"
   done
 }
 """,

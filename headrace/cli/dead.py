@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace.cli import options
 from headrace.cli.ledger_of_run import RunLedger, ledger_of
@@ -43,6 +43,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", type=int, default=20, metavar="N", help="show at most N (default: %(default)s; 0 for all)"
     )
     options.as_json(parser)
+    told = parser.error
+
+    def error(message: str) -> NoReturn:
+        """`--requeue RUN` takes the run for a sample."""
+        hint = "; it goes before --requeue: headrace dead RUN --requeue [ID ...]"
+        told(message + hint if message.endswith("required: run") else message)
+
+    parser.error = error  # type: ignore[method-assign]
 
 
 def main(args: argparse.Namespace) -> int:

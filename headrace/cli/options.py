@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -38,3 +39,21 @@ def runs_dir(parser: argparse.ArgumentParser) -> None:
 
 def as_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def count(text: str) -> int:
+    """The type of a number of things."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not possible; give 1 or more")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    """The type of a duration or a size."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:  # nan is neither
+        raise argparse.ArgumentTypeError(f"{text} is not possible; give a number above 0")
+    return value

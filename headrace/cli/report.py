@@ -41,6 +41,9 @@ def main(args: argparse.Namespace) -> int:
             return EXIT_USAGE
         if layout.root not in [known.root for known in layouts]:
             layouts.append(layout)
+    if args.out.is_dir():
+        print(f"headrace: --out {args.out} is a directory: name a file in it", file=sys.stderr)
+        return EXIT_USAGE
     if not args.out.parent.is_dir():
         print(f"headrace: --out {args.out}: there is no directory {args.out.parent}", file=sys.stderr)
         return EXIT_USAGE

@@ -18,13 +18,14 @@ from headrace.modes import describe, warnings
 from headrace.redis_connect import connect
 from headrace.runner import assets, preflight
 from headrace.runner import summary as summaries
-from headrace.runner.layout import RESUMED_FROM, RunLayout, RunLock, checkpoint_at
+from headrace.runner.layout import RESUMED_FROM, RunInUseError, RunLayout, RunLock, checkpoint_at
 from headrace.runner.progress import make_display
 from headrace.runner.prometheus import LocalPrometheus
 from headrace.runner.services import plan
 from headrace.runner.session import Session, Signals
 
 EXIT_USAGE = 2
+_TRAIN_ANEW = "to train anew, add trainer.resume=never (keeps this one aside) or name=..."
 
 DESCRIPTION = (
     "Run every service on this machine until training is complete. Ctrl-C stops in order, so that "
@@ -88,7 +89,15 @@ def dry_run(
 ) -> int:
     """Check everything and show what would run; returns the exit code. Raises ConfigError."""
     config = assets.absolute(config_load.load(config_path, overrides))
-    _beside(config, RunLayout(Path(config.runs_dir) / config.name), prometheus)
+    layout = RunLayout(Path(config.runs_dir) / config.name)
+    _beside(config, layout, prometheus)
+    if layout.in_use():
+        raise RunInUseError(
+            f"{layout.root}: a run is on there; stop it, or choose another name with name=..."
+        )
+    _check_resume(config, layout)
+    if config.trainer.resume == "auto" and (layout.read_summary() or {}).get("status") == "completed":
+        print(f"warning: the run in {layout.root} is complete; {_TRAIN_ANEW}", file=sys.stderr, flush=True)
     _check(config)
     if as_json:
         print(json.dumps(plan_facts(config), indent=2))
@@ -111,17 +120,9 @@ def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None =
     beside = _beside(config, layout, prometheus)
     lock = layout.lock() if layout.root.exists() else None
     try:
-        if config.trainer.resume not in ("auto", "never"):
-            try:
-                checkpoint_at(layout.checkpoints, Path(config.trainer.resume))
-            except ValueError as error:
-                raise ConfigError([str(error)]) from None
-        if lock is not None and config.trainer.resume != "never":
-            changed = layout.changed_keys(config)
-            if changed:
-                raise ConfigError(changed)
-            if config.trainer.resume == "auto" and _already_complete(layout):
-                return 0
+        _check_resume(config, layout)
+        if lock is not None and config.trainer.resume == "auto" and _already_complete(layout):
+            return 0
         _check(config)
         if lock is not None and config.trainer.resume == "never":
             aside = layout.move_aside()
@@ -134,6 +135,17 @@ def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None =
     finally:
         if lock is not None:
             lock.release()
+
+
+def _check_resume(config: RunConfig, layout: RunLayout) -> None:
+    """Raise ConfigError when the run that is there cannot go on like this."""
+    if config.trainer.resume not in ("auto", "never"):
+        try:
+            checkpoint_at(layout.checkpoints, Path(config.trainer.resume))
+        except ValueError as error:
+            raise ConfigError([str(error)]) from None
+    if config.trainer.resume != "never" and (changed := layout.changed_keys(config)):
+        raise ConfigError(changed)
 
 
 def _run_locked(
@@ -169,7 +181,7 @@ def _already_complete(layout: RunLayout) -> bool:
     if not summary or summary.get("status") != "completed":
         return False
     print("\n".join(summaries.lines(summary, layout)))
-    print("the run is complete; to train anew, add trainer.resume=never (keeps this one aside) or name=...")
+    print(f"the run is complete; {_TRAIN_ANEW}")
     return True
 
 

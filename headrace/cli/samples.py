@@ -46,8 +46,8 @@ JSON = {
     "reward": "a number",
     "reward_parts": "its parts by name",
     "advantage": "mean over the trained tokens",
-    "finish": "`stop`, or `length` when it was cut",
-    "loss_mask": "0 for tokens that were not trained; null: all were",
+    "finish": "`stop`, `length` when it was cut, or `turn_limit` after an environment's last turn",
+    "loss_mask": "0 for tokens that were not trained, the environment's; null: all were",
     "log_probs": "behaviour log-probs, with `dump.log_probs`",
 }
 
@@ -64,15 +64,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("longest", "the N longest responses"),
         ("last", "the N that were trained last (the default, with 8)"),
     ):
-        which.add_argument(f"--{order}", type=_count, metavar="N", help=meaning)
+        which.add_argument(f"--{order}", type=options.count, metavar="N", help=meaning)
     parser.add_argument("--json", action="store_true", help="print JSON lines, one trajectory each")
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return count
 
 
 def main(args: argparse.Namespace) -> int:
@@ -139,25 +132,29 @@ def as_json(kept: Kept, decode: Decode | None) -> dict[str, Any]:
 def as_text(kept: Kept, decode: Decode | None) -> Iterator[str]:
     """The same for people."""
     advantage = "" if kept.advantage is None else f", advantage {kept.advantage:+.3f}"
-    parts = "".join(f", {name} {value:.3f}" for name, value in kept.reward_parts.items())
+    parts = "".join(f", {_plain(name)} {value:.3f}" for name, value in kept.reward_parts.items())
     yield (
-        f"── sample {kept.sample_id} #{kept.number}, {kept.data_source}: reward {kept.reward:.3f}{parts}"
-        f"{advantage}"
+        f"── sample {_plain(kept.sample_id)} #{kept.number}, {_plain(kept.data_source)}: "
+        f"reward {kept.reward:.3f}{parts}{advantage}"
     )
     yield (
         f"   step {kept.step}, window of version {kept.version}, version gap {kept.gap}, "
-        f"{len(kept.response_ids)} tokens, ended by {kept.finish}, {kept.generate_s:.2f} s, "
-        f"attempt {kept.attempt} by {kept.owner}"
+        f"{len(kept.response_ids)} tokens, ended by {_plain(kept.finish)}, {kept.generate_s:.2f} s, "
+        f"attempt {kept.attempt} by {_plain(kept.owner)}"
     )
     yield from _indented("prompt", shown(kept.prompt_ids, decode))
-    for version, start, end in kept.segments:
-        yield from _indented(f"v{version}", shown(kept.response_ids[start:end], decode))
+    for version, start, end in kept.pieces:
+        label = "env" if version is None else f"v{version}"
+        yield from _indented(label, shown(kept.response_ids[start:end], decode))
     if kept.ground_truth:
         yield from _indented("truth", kept.ground_truth)
 
 
+def _plain(text: str, allowed: str = "") -> str:
+    """Terminal control characters in what a model or a data file says are shown, not obeyed."""
+    return "".join(c if c.isprintable() or c in allowed else repr(c)[1:-1] for c in text)
+
+
 def _indented(label: str, text: str) -> Iterator[str]:
-    """Terminal control characters in what a model wrote are shown, not obeyed."""
-    plain = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
-    for number, line in enumerate(plain.split("\n")):
+    for number, line in enumerate(_plain(text, "\n\t").split("\n")):
         yield f"   {label if number == 0 else '':<7} {line}"

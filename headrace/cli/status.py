@@ -56,12 +56,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=float,
+        type=_seconds,
         const=2.0,
         metavar="SECONDS",
         help="show it again every so many seconds (default: 2) until the run ends; the exit code is then "
         "that of the run: 0 completed, 130 stopped, 1 failed or killed",
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of seconds; the run goes before it: headrace status RUN --watch"
+        ) from None
 
 
 def main(args: argparse.Namespace) -> int:

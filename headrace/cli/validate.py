@@ -53,25 +53,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.configuration(parser)
     options.as_json(parser)
     parser.add_argument(
-        "--gpus-per-node", type=_count, default=8, metavar="N", help="GPUs of a node (default: %(default)s)"
+        "--gpus-per-node",
+        type=options.count,
+        default=8,
+        metavar="N",
+        help="GPUs of a node (default: %(default)s)",
     )
     parser.add_argument(
-        "--gpu-memory", type=float, default=80.0, metavar="GIB", help="memory of a GPU (default: %(default)g)"
+        "--gpu-memory",
+        type=options.above_zero,
+        default=80.0,
+        metavar="GIB",
+        help="memory of a GPU (default: %(default)g)",
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=options.above_zero,
         default=300.0,
         metavar="S",
         help="longest check of model, data and reward, which load the tokenizer and run the reward "
         "(default: %(default)g)",
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not possible; give 1 or more")
-    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -15,13 +15,13 @@ import glob
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 from headrace.data.problems import InvalidRow, UnreadableFile
-from headrace.data.row_format import COLUMNS, PICTURES
+from headrace.data.row_format import COLUMNS, PICTURES, REQUIRED
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 """What is taken of a directory."""
@@ -131,6 +131,11 @@ def _lines(file: str, zipped: bool) -> Iterator[tuple[int, Any]]:
             for line, raw in enumerate(stream, start=1):
                 if line == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
+                if line == 1 and raw.strip() == b"{":
+                    raise UnreadableFile(
+                        "begins like one JSON value over several lines; write JSON lines, one object each, "
+                        "or an array of objects"
+                    )
                 if raw.strip():
                     yield line, _parsed(raw)
     except (OSError, EOFError, zlib.error) as error:
@@ -206,13 +211,19 @@ def _saved(directory: str) -> Iterator[tuple[int, Any]]:
         raise UnreadableFile(f"cannot be read by the datasets library: {error}") from None
 
 
-def _columns(names: Iterable[str]) -> list[str]:
+def _columns(names: Collection[str]) -> list[str]:
     """Those of the format that are there. Raises UnreadableFile about those that may not be ignored."""
     pictures = sorted(set(PICTURES) & set(names))
     if pictures:
         raise UnreadableFile(
             f"has a column {pictures[0]!r}: prompts with pictures are not supported; take the column out if "
             "the prompts are meant without them"
+        )
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        raise UnreadableFile(
+            f"has no column {', '.join(missing)} (it has {', '.join(sorted(names)[:20])}): write its rows in "
+            "the format that docs/data.md shows"
         )
     return [name for name in COLUMNS if name in names]
 

@@ -26,6 +26,9 @@ from headrace.data.problems import InvalidRow
 COLUMNS = ("prompt", "data_source", "reward_model", "ability", "extra_info")
 """What is read of a row."""
 
+REQUIRED = ("prompt", "data_source", "reward_model")
+"""Those without which it is none."""
+
 PICTURES = ("images", "videos")
 """verl's columns whose content belongs into the prompt; ignoring them would change it."""
 

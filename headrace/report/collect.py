@@ -174,7 +174,10 @@ def _read_samples(run: RunData, layout: RunLayout) -> None:
             distinct.setdefault(kept.sample_id, kept)
         run.samples[order] = list(distinct.values())[:SAMPLES_SHOWN]
     for outcome, entry in (run.summary.get("lengths") or {}).items():
-        run.lengths[outcome] = (int(entry["samples"]), float(entry["mean"]), int(entry["largest"]))
+        try:
+            run.lengths[outcome] = (int(entry["samples"]), float(entry["mean"]), int(entry["largest"]))
+        except (KeyError, TypeError, ValueError):
+            continue  # a summary that somebody else wrote
     for outcome, again in (("trained at the first attempt", False), ("trained after a requeue", True)):
         found = [size for key, size in sizes.items() if (key in retried) is again]
         if found:

@@ -148,22 +148,24 @@ def _samples(runs: Sequence[RunData]) -> str:
         return ""
     return (
         f'<section><h2>Samples</h2>{out}<p class="about">The colour under a response is the policy version '
-        "that wrote it. `headrace samples` shows more.</p></section>"
+        "that wrote it; what is grey came from an environment. `headrace samples` shows more.</p></section>"
     )
 
 
 def _card(kind: str, kept: Kept, run: RunData) -> str:
     oldest = min((v for v, _, _ in kept.segments), default=kept.version)
     left, response = LONGEST_TEXT, ""
-    for version, start, end in kept.segments:
+    written: dict[str, int] = {}
+    for version, start, end in kept.pieces:
+        writer = "environment" if version is None else f"version {version}"
+        css = "env" if version is None else f"seg{(version - oldest) % 4}"
+        written[writer] = written.get(writer, 0) + end - start
+        if left <= 0:
+            continue
         text = _short(shown(kept.response_ids[start:end], run.decode), left)
         left -= len(text)
-        response += (
-            f'<span class="seg{(version - oldest) % 4}" title="version {version}">{escape(text)}</span>'
-        )
-        if left <= 0:
-            break
-    versions = ", ".join(f"v{version}: {end - start}" for version, start, end in kept.segments)
+        response += f'<span class="{css}" title="{writer}">{escape(text)}</span>'
+    versions = ", ".join(f"{writer.replace('version ', 'v')}: {count}" for writer, count in written.items())
     parts = "".join(f", {escape(name)} {value:.3g}" for name, value in kept.reward_parts.items())
     advantage = f", advantage {kept.advantage:+.2f}" if kept.advantage is not None else ""
     return (

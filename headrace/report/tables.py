@@ -14,7 +14,7 @@ from headrace.config import RunConfig
 from headrace.report.chart import COLOURS
 from headrace.report.collect import RunData, flat, number
 from headrace.report.scale import written
-from headrace.runner.summary import balance_line, duration, idle_ratios, percent, version_gaps
+from headrace.runner.summary import duration, idle_ratios, ledger_line, percent, version_gaps
 
 NOT_SETTINGS = ("name", "runs_dir", "services.", "trainer.resume")
 """Keys that say where a run lies, not what it does."""
@@ -105,12 +105,11 @@ def _gaps(run: RunData) -> str:
 
 
 def _ledger(run: RunData) -> str:
-    ledger = run.summary.get("ledger")
-    if not isinstance(ledger, dict):
+    text = ledger_line(run.summary)
+    if not text:
         return ""
-    text = balance_line(ledger["issued_total"], ledger, run.summary.get("balanced"))
-    if ledger.get("requeued"):
-        text += f"; {ledger['requeued']} requeued"
+    if requeued := run.summary["ledger"].get("requeued"):
+        text += f"; {requeued} requeued"
     css = "bad" if run.summary.get("balanced") is False else ""
     return f'<span class="{css}">{escape(text)}</span>'
 

@@ -1,8 +1,9 @@
 """verl's `compute_score`, found by path and name, and what may come back from it.
 
 `compute_score(data_source, solution_str, ground_truth, extra_info)` may be a plain function or a
-coroutine. Arguments are given by name when it has these names, in whatever order, else by position.
-It returns a number or a dictionary with `score` (other numbers in it are kept as metrics).
+coroutine. Arguments are given by name, those that it takes, when it has any of these names (in whatever
+order) or `**kwargs` alone, else by position. It returns a number or a dictionary with `score` (other numbers
+in it are kept as metrics).
 `extra_info` holds the row's own, plus `finish_reason` ("stop" or "length").
 
 Standard library only, and so what it imports of ours: the processes that run users' functions import this.
@@ -23,6 +24,9 @@ from typing import Any
 from headrace.encodable import encodable
 
 RewardFunction = Callable[..., Any]
+
+_BY_NAME = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+_BY_POSITION = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
 class RewardError(Exception):
@@ -69,7 +73,8 @@ def load_reward(path: str, name: str, key: str = "custom_reward_function") -> Re
         bind_arguments(function, "source", "solution", "truth", {})
     except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
         raise RewardError(
-            f"{key}: {path}:{name} must accept (data_source, solution_str, ground_truth, extra_info): {error}"
+            f"{key}: {path}:{name} must accept data_source, solution_str, ground_truth and extra_info, by "
+            f"these names or four by position: {error}"
         ) from error
     return function
 
@@ -87,7 +92,8 @@ def _line_in(error: BaseException, path: str) -> str:
 def bind_arguments(
     function: RewardFunction, data_source: str, solution: str, ground_truth: str, extra_info: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """By name when the function has verl's names, else by position. Raises TypeError or ValueError."""
+    """By name when the function has one of verl's names, or nothing to bind by position but `**kwargs`; then
+    it gets what it takes. Else by position. Raises TypeError or ValueError."""
     signature = inspect.signature(function)
     named = {
         "data_source": data_source,
@@ -95,9 +101,11 @@ def bind_arguments(
         "ground_truth": ground_truth,
         "extra_info": extra_info,
     }
-    if named.keys() <= signature.parameters.keys():
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    taken = {name: value for name, value in named.items() if kinds.get(name) in _BY_NAME}
+    if inspect.Parameter.VAR_KEYWORD in kinds.values() and (taken or not _BY_POSITION & set(kinds.values())):
         return signature.bind(**named)
-    return signature.bind(*named.values())
+    return signature.bind(**taken) if taken else signature.bind(*named.values())
 
 
 def parse_score(result: Any) -> tuple[float, dict[str, float]]:

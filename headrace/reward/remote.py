@@ -100,7 +100,7 @@ class Door:
             raise RewardError(f"the row cannot be sent to {self._url}: {error}") from None
         except httpx.TransportError as error:  # refused, reset, time-out
             raise _Again(f"{type(error).__name__}: {error}") from None
-        except httpx.HTTPError as error:
+        except Exception as error:  # InvalidURL is no HTTPError; a port out of range ends in OverflowError
             raise RewardError(f"{self._url}: {type(error).__name__}: {error}") from None
         if answer.status_code == 429 or answer.status_code >= 500:
             raise _Again(f"status {answer.status_code}: {answer.text[:_SHOWN]}", _asked_pause_s(answer))

@@ -68,7 +68,8 @@ def resolve(config: RunConfig) -> RunConfig:
 
 def _is_name(value: str) -> bool:
     """Whether it names something that is no file."""
-    return demo.is_demo_uri(value) or is_procedural(value)
+    is_address = "://" in value  # whoever reads it says that it is none; a path would lose a slash
+    return demo.is_demo_uri(value) or is_procedural(value) or is_address
 
 
 def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
@@ -95,11 +96,11 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
     if critic.path is not None:
         critic = critic.model_copy(update={"path": path(critic.path)})
     environment = config.environment
-    if environment.path is not None and reward_probe.is_file(environment.path):
-        environment = environment.model_copy(update={"path": str(Path(environment.path).absolute())})
+    if environment.path is not None:
+        environment = environment.model_copy(update={"path": _function(environment.path)})
     trainer = config.trainer
     if trainer.resume not in ("auto", "never"):
-        trainer = trainer.model_copy(update={"resume": str(Path(trainer.resume).absolute())})
+        trainer = trainer.model_copy(update={"resume": str(Path(trainer.resume).expanduser().absolute())})
     return config.model_copy(
         update={
             "trainer": trainer,
@@ -110,11 +111,13 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
             "custom_reward_function": custom,
             "reward": config.reward.model_copy(update={"sources": sources}),
             "environment": environment,
-            "runs_dir": str(Path(config.runs_dir).absolute()),
+            "runs_dir": str(Path(config.runs_dir).expanduser().absolute()),
         }
     )
 
 
 def _function(path: str | None) -> str | None:
-    """Where a reward function lies: files are named absolutely, modules stay as they are."""
-    return str(Path(path).absolute()) if path is not None and reward_probe.is_file(path) else path
+    """Where a user's code lies: files are named absolutely, modules stay as they are."""
+    return (
+        str(Path(path).expanduser().absolute()) if path is not None and reward_probe.is_file(path) else path
+    )

@@ -17,7 +17,7 @@ from headrace.config import RunConfig
 from headrace.data.dataset import read_held_out, read_train
 from headrace.data.rows import DataError, Row
 from headrace.data.tokenizer import template_problem
-from headrace.model_files import unsupported
+from headrace.model_files import eos_token_ids, unsupported
 from headrace.redis_connect import VOLATILE, connect
 from headrace.runner import environment_probe, reward_probe, trackers
 from headrace.runner.data_progress import print_progress
@@ -145,8 +145,17 @@ def _model_directory(config: RunConfig, key: str, path: Path) -> Iterator[str]:
         if (why := unsupported(settings)) is not None:
             yield f"{where}: {why}"
         yield from _lengths(config, settings)
-        if key != "model.path":
+        if key == "model.path":
+            yield from _end_tokens(path)
+        else:
             yield from _vocabulary(config, key, settings)
+
+
+def _end_tokens(path: Path) -> Iterator[str]:
+    try:
+        eos_token_ids(path)
+    except ValueError as error:
+        yield f"model.path: {error}"
 
 
 def _vocabulary(config: RunConfig, key: str, settings: dict[str, Any]) -> Iterator[str]:

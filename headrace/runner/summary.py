@@ -199,13 +199,22 @@ def lines(summary: Mapping[str, Any], layout: RunLayout) -> list[str]:
     idle = summary.get("idle_ratio") or {}
     out.append(f"idle: trainer {percent(idle.get('trainer'))}, rollouters {percent(idle.get('rollouter'))}")
     out += _sync_lines(summary.get("sync") or {}) + _memory_lines(summary.get("memory") or {})
-    ledger = summary.get("ledger")
-    if ledger:
-        out.append(balance_line(ledger["issued_total"], ledger, summary.get("balanced")))
+    if line := ledger_line(summary):
+        out.append(line)
     if summary.get("final"):
         out.append(f"model: {summary['final']}")
     out.append(f"details: {layout.summary}")
     return out
+
+
+def ledger_line(summary: Mapping[str, Any]) -> str:
+    """`balance_line` of a summary; empty where it has no counts, or not all."""
+    ledger = summary.get("ledger")
+    if not isinstance(ledger, Mapping) or not all(
+        isinstance(ledger.get(k), int) for k in ("issued_total", *STATES)
+    ):
+        return ""
+    return balance_line(ledger["issued_total"], ledger, summary.get("balanced"))
 
 
 def balance_line(issued: int, counts: Mapping[str, int], balanced: bool | None) -> str:

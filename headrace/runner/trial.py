@@ -19,6 +19,7 @@ from typing import Any
 
 from headrace.config import RunConfig
 from headrace.data.dataset import read_held_out, read_train
+from headrace.data.problems import place
 from headrace.data.prompts import Prompts, tokenize_rows
 from headrace.data.rows import DataError, Row, Rows
 from headrace.data.tokenizer import load_tokenizer, need_template
@@ -106,7 +107,7 @@ class Trial:
         told: set[str] = set()
         told_apart = False
         for truth, empty in zip(tried[::2], tried[1::2], strict=True):
-            place = f"{truth.row.file}:{truth.row.line}"
+            where = place(truth.row.file, truth.row.line, truth.row.is_row)
             scores = {
                 name: one.reward
                 for name, one in (("ground_truth", truth), ("empty", empty))
@@ -115,9 +116,9 @@ class Trial:
             for what, one in (("the ground truth", truth), ("an empty answer", empty)):
                 if one.problem and one.problem not in told:
                     told.add(one.problem)
-                    found.problems.append(f"reward: {place}: scoring {what}: {one.problem}; correct it")
+                    found.problems.append(f"reward: {where}: scoring {what}: {one.problem}; correct it")
             told_apart |= truth.reward != empty.reward
-            shown = {"row": place, "ground_truth": truth.row.ground_truth[:80], "scores": scores}
+            shown = {"row": where, "ground_truth": truth.row.ground_truth[:80], "scores": scores}
             found.facts["rows"].append(shown)
         if tried and not told and not told_apart:
             found.warnings.append(

@@ -125,7 +125,7 @@ class Desk:
             path.write_text(text)
         model = directory / "model"
         model.mkdir()
-        (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+        (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "eos_token_id": 0}))
         (model / "tokenizer.json").write_text("{}")
         (model / "model.safetensors").write_bytes(b"")
         row = {"prompt": "p", "data_source": "s", "reward_model": {"ground_truth": "t"}}

@@ -33,6 +33,25 @@ def test_a_dry_run_checks_and_starts_nothing(desk: Desk) -> None:
     assert not (desk.directory / "runs").exists()
 
 
+def test_a_dry_run_says_what_the_run_would_refuse(desk: Desk) -> None:
+    dry = ("run", "run.yaml", "--dry-run")
+    code, output = desk.headrace(*dry, "trainer.resume=elsewhere")
+    assert (code, "elsewhere is no complete checkpoint of this run" in output) == (2, True), output
+    code, output = desk.headrace(*dry, "data.train_files=hf://datasets/x")
+    assert (code, "hf://datasets/x: is an address; download it" in output) == (2, True), output
+    layout = desk.layout
+    lock = layout.lock()
+    code, output = desk.headrace(*dry)
+    assert (code, "a run is on there; stop it" in output) == (2, True), output
+    lock.release()
+    layout.requested.write_text(desk.config.read_text())
+    layout.summary.write_text('{"status": "completed"}')
+    code, output = desk.headrace(*dry, "seed=7")
+    assert (code, "seed: was 0 when the run was begun and is 7 now" in output) == (2, True), output
+    code, output = desk.headrace(*dry, "seed=7", "trainer.resume=never")
+    assert code == 0, output
+
+
 def test_modes_tells_the_numbers_and_the_way_on(desk: Desk) -> None:
     code, output = desk.headrace("modes", "run.yaml", "async_training.staleness_threshold=1.5")
     assert code == 0, output
@@ -263,6 +282,7 @@ def test_every_problem_is_found_before_anything_starts(desk: Desk, server: Valke
     (desk.directory / "bad.jsonl").write_text('{"prompt": "p", "data_source": "s"}\n')
     (desk.directory / "broken.py").write_text("import nothing_of_this_name\n")
     (desk.directory / "model" / "model.safetensors").unlink()
+    (desk.directory / "model" / "generation_config.json").write_text('{"eos_token_id": []}')
     code, output = desk.headrace(
         "run",
         "run.yaml",
@@ -277,6 +297,7 @@ def test_every_problem_is_found_before_anything_starts(desk: Desk, server: Valke
         "none.jsonl: no such file",
         "bad.jsonl:1: reward_model",
         "no *.safetensors weights",
+        "generation_config.json: eos_token_id is []: make it the number",
         "= 116, but the model takes 64 positions",
         "nothing_of_this_name",
         f"services.queue_port: port {server.port} on 127.0.0.1: Address already in use",
@@ -330,3 +351,28 @@ def test_a_bad_command_line(argv: list[str], capsys: pytest.CaptureFixture[str])
         parse(argv)
     assert caught.value.code == 2
     assert "usage: headrace" in capsys.readouterr().err
+
+
+def test_a_run_after_an_option_that_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["dead", "--requeue", "r1"], ["status", "--watch", "r1"]):
+        with pytest.raises(SystemExit):
+            parse(argv)
+        assert f": headrace {argv[0]} RUN --" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("validate", "--gpu-memory", "nan"),
+        ("validate", "--gpu-memory", "inf"),
+        ("validate", "--timeout", "-1"),
+        ("validate", "--timeout", "soon"),
+        ("samples", "--last", "abc"),
+        ("samples", "--last", "0"),
+    ],
+)
+def test_a_bad_number(command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse([command, "x", f"{option}={value}"])
+    assert caught.value.code == 2
+    assert f"argument {option}: {value} is not possible; give " in capsys.readouterr().err

@@ -15,7 +15,7 @@ from headrace.cli import audit, modes, run, samples, status
 from headrace.cli.completion import SHELLS, script
 from headrace.cli.main import COMMANDS, main, parser
 from headrace.cli_doc import TARGET, render, subcommands
-from headrace.sample_dump import SampleDump
+from headrace.sample_dump import Kept, SampleDump
 from headrace.wire import Sample
 from tests.unit.cli_desk import Desk
 
@@ -99,6 +99,17 @@ def test_samples_as_text_and_json(
     assert "no samples are recorded" in capsys.readouterr().err
 
 
+def test_samples_obey_no_terminal_code_and_name_the_environment() -> None:
+    kept = Kept(
+        1, 1, 1, "s\x1b[2J", 0, "gsm8k\x1b[31m", "t\x1b", "o\n", 1, 0.5, [1], [3, 4, 5, 6],
+        [(0, 0, 4)], 1.0, "turn_limit", {"part\x1b]0;x\x07": 0.5}, None, [1, 0, 0, 1], None,
+    )  # fmt: skip
+    told = list(samples.as_text(kept, lambda ids: f"{list(ids)}"))
+    assert all(line.isprintable() for line in told)
+    assert "gsm8k\\x1b[31m: reward 1.000, part\\x1b]0;x\\x07 0.500" in told[0]
+    assert [line.split() for line in told[3:6]] == [["v0", "[3]"], ["env", "[4,", "5]"], ["v0", "[6]"]]
+
+
 @pytest.fixture
 def samples_of_a_run(tmp_path: Path, samples: list[Sample]) -> Path:
     root = tmp_path / "run"
@@ -128,3 +139,16 @@ def test_bash_completes_commands_options_and_runs(tmp_path: Path) -> None:
     )
     done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["status", "--watch", "first second", "zsh"]
+
+
+def test_bash_runs_no_name_of_a_directory(tmp_path: Path) -> None:
+    """Whoever can make a directory must not be able to run something in the shell of another."""
+    (tmp_path / "script").write_text(script("bash"))
+    for name in ("$(touch pwned)", "`touch pwned`", "a b", "ab", "*"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    ask = 'source ./script; for word in "" a "*" "$(echo)"; do _headrace_runs "$word"; done'
+    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not (tmp_path / "pwned").exists()
+    assert done.stdout.splitlines() == ["ab", "ab", "ab"]
+    assert done.stderr == ""

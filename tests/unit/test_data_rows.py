@@ -190,6 +190,18 @@ def test_files_that_are_no_text_prompts_are_refused(tmp_path: Path) -> None:
     assert f"{row}:2: images: prompts with pictures are not supported" in str(caught.value)
 
 
+def test_a_file_in_another_format_is_told_once(tmp_path: Path) -> None:
+    import pandas
+
+    pandas.DataFrame([{"question": "q", "answer": "a"}] * 30).to_parquet(tmp_path / "x.parquet")
+    (tmp_path / "x.json").write_text(json.dumps({"data": [1, 2]}, indent=2))
+    with pytest.raises(DataError) as caught:
+        load_rows([tmp_path / "x.parquet", tmp_path / "x.json"])
+    assert caught.value.total == 2
+    assert "has no column prompt, data_source, reward_model (it has answer, question)" in str(caught.value)
+    assert "x.json: begins like one JSON value over several lines; write JSON lines" in str(caught.value)
+
+
 def test_what_the_datasets_library_saved(tmp_path: Path) -> None:
     """In a process of its own, which has nothing in its home directory afterwards."""
     code = (

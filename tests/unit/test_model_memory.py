@@ -239,6 +239,38 @@ def test_end_tokens_come_from_the_generation_settings_first(tmp_path: Path) -> N
     assert eos_token_ids(tmp_path) == [2, 5]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", "holds no JSON object; download the model again"),
+        ("{", "not readable as JSON"),
+        ('{"eos_token_id": []}', r"eos_token_id is \[\]: make it the number"),
+        ('{"eos_token_id": [null]}', r"eos_token_id is \[None\]: make it"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id is '</s>': make it"),
+    ],
+)
+def test_generation_settings_that_name_no_end(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ValueError, match=f"generation_config.json: {told}"):
+        eos_token_ids(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("intermediate_size", [64, 128]), ("num_key_value_heads", [1, 2]), ("head_dim", "64"),
+        ("num_attention_heads", -1),
+    ],
+)  # fmt: skip
+def test_sizes_that_are_no_numbers_cost_only_the_estimate(seven_billion: Path, key: str, value: Any) -> None:
+    """Whether such a model can be trained is said by the checks of the model."""
+    file = seven_billion / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    (warning,) = [text for text in forecast(run_config(seven_billion), Machines()).warnings if key in text]
+    assert warning.startswith("memory was not estimated: ")
+
+
 def test_a_damaged_weights_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
     with pytest.raises(ValueError, match=r"model\.safetensors: not readable as safetensors"):

@@ -19,6 +19,7 @@ from headrace.report.page import render
 from headrace.report.scale import Scale, limits, without_outliers, written
 from headrace.run_log_keys import DEFINITIONS
 from headrace.runner.layout import RunLayout
+from headrace.runner.summary import ledger_line
 from headrace.sample_dump import DIRECTORY
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
@@ -190,6 +191,31 @@ def test_odd_values_are_passed_over(tmp_path: Path) -> None:
     Page(page_of(layout))
 
 
+def test_a_summary_that_is_not_whole(tmp_path: Path) -> None:
+    layout = make_run(tmp_path / "x", steps=3)
+    rest = {"wall_s": 90, "ledger": {"trained": 3}, "lengths": {"trained": {"samples": 5}, "dead": None}}
+    layout.summary.write_text(json.dumps({"status": "failed", **rest}))
+    Page(page_of(layout))
+    assert ledger_line(json.loads(layout.summary.read_text())) == ""
+
+
+def test_what_an_environment_wrote_is_told_from_the_policy_s(tmp_path: Path) -> None:
+    layout = make_run(tmp_path / "x", steps=3)
+    file = layout.root / DIRECTORY / "0-000000.jsonl"
+    row = json.loads(file.read_text())
+    row["trajectories"][0] |= {
+        "response_ids": [3, 4, 5, 6], "segments": [[0, 0, 3], [1, 3, 4]], "loss_mask": [1, 0, 0, 1],
+    }  # fmt: skip
+    odd = {**row, "trajectories": [{**row["trajectories"][0], "advantage": "high"}]}
+    file.write_text(f"{json.dumps(row)}\n{json.dumps(odd)}\n")
+    text = page_of(layout)
+    spans = re.findall(r'<span class="(env|seg\d)" title="([a-z 0-9]+)">[^<]*\[([0-9, ]+)\]</span>', text)
+    assert spans[:3] == [
+        ("seg0", "version 0", "3"), ("env", "environment", "4, 5"), ("seg1", "version 1", "6"),
+    ]  # fmt: skip
+    assert "4 tokens (v0: 1, environment: 2, v1: 1)" in text
+
+
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "runs" / "x")
     common = ["--runs-dir", str(tmp_path / "runs")]
@@ -204,6 +230,10 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         main(["report", "x", "--out", str(tmp_path / "nowhere" / "p.html"), *common])
     assert ended.value.code == 2
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "x", "--out", str(tmp_path), *common])
+    assert ended.value.code == 2
+    assert "is a directory: name a file in it" in capsys.readouterr().err
 
 
 def test_steps_that_were_taken_back_are_not_drawn() -> None:

@@ -73,6 +73,10 @@ def test_a_file_may_define_classes_that_look_up_their_module(user: Callable[[str
         ("compute_score = 3", "no function 'compute_score'"),
         ("def compute_score(a, b, c): ...", "must accept"),
         ("def compute_score(a, b, c, d, e): ...", "must accept"),
+        (
+            "def compute_score(data_source, answer, truth, extra_info): ...",
+            "missing a required argument: 'answer'",
+        ),
         ("def compute_score(*, data_source, solution, truth, extra_info): ...", "must accept"),
     ],
 )
@@ -107,6 +111,39 @@ def test_arguments_are_matched_by_name(user: Callable[[str], RewardFunction]) ->
     )
     call = bind_arguments(function, "source", "same", "same", {})
     assert function(*call.args, **call.kwargs) == 1.0
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "solution_str, ground_truth, method='strict', format_score=0.0, score=1.0",
+        "solution_str, ground_truth, **kwargs",
+        "ground_truth, *, solution_str",
+        "**kwargs",
+        "*args, **kwargs",
+        "source, solution_str, ground_truth, extra_info, /",
+    ],
+)
+def test_whoever_has_verl_s_names_gets_what_they_name(
+    user: Callable[[str], RewardFunction], parameters: str
+) -> None:
+    """verl calls by name: a function that takes fewer, or the rest as keywords, works there."""
+    function = user(
+        f"""
+        def compute_score({parameters}):
+            taken = locals().get("kwargs", {{}}) | locals()
+            return taken["solution_str"], taken["ground_truth"]
+        """
+    )
+    call = bind_arguments(function, *ARGS)
+    assert function(*call.args, **call.kwargs) == ("an answer", "the truth")
+
+
+@pytest.mark.parametrize("parameters", ["a, b, c, d", "a, b, c, d=None, **kwargs", "a, *rest"])
+def test_other_names_are_given_by_position(user: Callable[[str], RewardFunction], parameters: str) -> None:
+    function = user(f"def compute_score({parameters}): return locals()")
+    call = bind_arguments(function, *ARGS)
+    assert call.args == ARGS
 
 
 # ---- results ----

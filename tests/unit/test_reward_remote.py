@@ -181,6 +181,12 @@ async def test_a_token_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
         await HttpReward("reward.sources.judge", "http://localhost", token_env="JUDGE_TOKEN").start()
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "http://localhost:999999", "http://\u2603..a", "nowhere"])
+async def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(RewardError):
+        await judge(HttpReward("k", url, retries=0))
+
+
 # -- reward models --------------------------------------------------------------------------------
 
 CHAT = [{"role": "user", "content": "17 + 25 = ?"}]

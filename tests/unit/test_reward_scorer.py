@@ -70,6 +70,11 @@ def test_a_sum_that_float32_cannot_hold() -> None:
         ({"sources": {"a": {"kind": "function"}}}, None, "reward.sources.a: kind function needs a path"),
         ({"sources": {"a": {"kind": "http"}}}, None, "reward.sources.a: kind http needs a url"),
         ({"sources": {"a": {"kind": "http", "url": "judge:80"}}}, None, "must start with http://"),
+        ({"sources": {"a": {"kind": "http", "url": "http://"}}}, None, "must start with http://"),
+        ({"sources": {"a": {"kind": "http", "url": "http://[::1"}}}, None, "sources.a.url is no address"),
+        ({"sources": {"a": {"kind": "http", "url": "http://j:999999"}}}, None, "a.url is no address"),
+        ({"sources": {"a": {"kind": "http", "url": "http://j:port"}}}, None, "a.url is no address"),
+        ({"sources": {"a": {"kind": "http", "url": "http://j/\n"}}}, None, "holds a blank"),
         (
             {"sources": {"a": {"kind": "http", "url": "http://user:hunter2@judge"}}},
             None,

@@ -145,6 +145,15 @@ def test_a_reward_that_fails_on_rows(
     assert any(re.search(told, problem) for problem in found.problems), found.problems
 
 
+def test_rows_of_an_array_are_counted_as_the_data_checks_do(settings: dict[str, Any], tmp_path: Path) -> None:
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    (tmp_path / "train.json").write_text(f"[{', '.join(lines)}]")
+    settings["data"]["train_files"] = [str(tmp_path / "train.json")]
+    checks = Trial(RunConfig.model_validate(settings))
+    checks.data()
+    assert checks.reward().facts["rows"][0]["row"].endswith("train.json, row 0")
+
+
 def test_a_reward_that_tells_nothing_apart(settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD + "return 0.25\n")
     checks = Trial(RunConfig.model_validate(settings))

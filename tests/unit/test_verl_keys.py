@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from headrace import verl_translate
+from headrace.cli.convert_config import render
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, known_keys, load, value_at
 from headrace.verl_keys import DIFFERENT_DEFAULTS, KEYS, PREFIX, NoEffect, Refused, Same
@@ -99,6 +100,10 @@ def test_a_file_may_use_both_spellings(tmp_path: Path) -> None:
         ("actor.policy_loss.loss_mode=clip_cov", "'clip_cov' is no loss here; actor.policy_loss has aipo, "),
         ("data.truncation=middle", "data.truncation has error, skip, truncate_left"),
         ("trainer.test_freq=5", "set rollout.test_freq"),
+        ("trainer.logger=5", "5 has no counterpart; there are console"),
+        ("trainer.logger=true", "True has no counterpart; there are console"),
+        ("trainer.logger=[console, mlflow]", "mlflow has no counterpart; there are console"),
+        ("actor.policy_loss.loss_mode=[x]", "['x'] is no loss here"),
         ("trainer.total_epochs=5", "rollout.total_rollout_steps"),
         ("async_training.compute_prox_log_prob=true", "set actor.policy_loss to decoupled_ppo"),
         ("actor_rollout_ref.rollout.replicas=5", "unknown key; did you mean rollout.replicas?"),
@@ -224,3 +229,30 @@ def test_what_cannot_be_converted_is_listed() -> None:
     assert told["actor.grad_clip"] == "'${nowhere}' leads nowhere; write its value"
     assert told["actor_rollout_ref.rollout.n"] == "rollout.n is 4 by another key"
     assert isinstance(KEYS["actor.ppo_micro_batch_size_per_gpu"], NoEffect)
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, 7, True, None, "", "2", "text", [], ["x"], [[]], {"a": 1}, 0.5, "${a,[}"]
+)
+def test_no_value_of_a_known_key_ends_a_conversion(value: Any) -> None:
+    """Whatever stands there is converted or listed; the other keys are those that things follow from."""
+    sizes = {
+        "data.train_batch_size": 64, "rollout.nnodes": 1, "rollout.n_gpus_per_node": 8,
+        "trainer.total_training_steps": 5,
+    }  # fmt: skip
+    for key in KEYS:
+        nested: dict[str, Any] = {}
+        for name, one in {**sizes, key: value}.items():
+            node = nested
+            *sections, leaf = name.split(".")
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[leaf] = one
+        render(verl_translate.convert(nested).values, {}, "verl.yaml")
+
+
+def test_trackers_that_are_here_are_kept_when_others_are_not() -> None:
+    found = convert("trainer: {logger: [console, mlflow]}")
+    assert found.values["trainer.logger"] == ["console"]
+    assert "mlflow" in dict(found.left_out)["trainer.logger"]
+    assert "trainer.logger" not in convert("trainer: {logger: mlflow}").values
