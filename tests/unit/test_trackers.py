@@ -89,6 +89,16 @@ def test_a_killed_process_leaves_nothing_out(tmp_path: Path) -> None:
     assert [step for step, _ in tensorboard_points(tmp_path, "reward/mean")] == [1, 2, 3, 4, 5]
 
 
+def test_scores_of_the_last_version_may_come_a_moment_late(tmp_path: Path) -> None:
+    add_score(tmp_path, 2, 0.5)
+    (tmp_path / "sync.jsonl").write_text('{"version": 2}\n{"version": 4}\n')
+    late = threading.Timer(0.5, add_score, (tmp_path, 4, 0.7))
+    late.start()
+    one_start(configured("tensorboard"), tmp_path, 0, 1, 2)
+    late.join()
+    assert [value for _, value in tensorboard_points(tmp_path, "val/s/version")] == [2, 4]
+
+
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the trainer starts it: a process; its rows are read back from the offline run's own file."""
     config = configured("wandb")

@@ -43,6 +43,9 @@ FINISH_S = 30.0
 """Longest that the trackers may take to finish once the trainer is done, within a third of
 `services.stop_timeout_s`."""
 _POLL_S = 1.0
+_LAST_SCORES_S = 3.0
+"""How long the scores of the last version are waited for: the queue service writes them a moment after the
+trainer has seen its validation end."""
 _STATE = ".headrace.json"
 
 
@@ -248,6 +251,8 @@ def follow(config: RunConfig, run_dir: Path, from_step: int, offset: int, done: 
     rows = [row for row in read_rows(metrics, limit=offset) if _step(row) <= from_step]
     while feeds:
         last_round = done.is_set()
+        if last_round:
+            _await_last_scores(run_dir)
         rows += tail.new_rows()
         scores = eval_rows(run_dir / "eval.jsonl")
         for feed in list(feeds):
@@ -263,6 +268,19 @@ def follow(config: RunConfig, run_dir: Path, from_step: int, offset: int, done: 
         rows = []
         done.wait(_POLL_S)
     return False
+
+
+def _await_last_scores(run_dir: Path) -> None:
+    """Until the newest version has scores, if earlier ones have; not for long: it may be one without."""
+    deadline = time.monotonic() + _LAST_SCORES_S
+    newest = max(
+        (row["version"] for row in read_rows(run_dir / "sync.jsonl") if "version" in row), default=-1
+    )
+    while time.monotonic() < deadline:
+        scored = [score["version"] for score in eval_rows(run_dir / "eval.jsonl")]
+        if not scored or max(scored) >= newest:
+            return
+        time.sleep(0.1)
 
 
 def _step(row: Mapping[str, Any]) -> float:
