@@ -27,7 +27,7 @@ class InProcess:
             result = self.function(r.data_source, r.solution, r.ground_truth, r.extra_info)
             if inspect.isawaitable(result):
                 result = await result
-        except Exception as error:
+        except Exception as error:  # as the real source: whatever a function raises is the sample's failure
             raise RewardError(f"the reward raised {error!r}") from error
         score, parts = parse_score(result)
         return Judged(score, parts, answer_of(result))

@@ -122,7 +122,7 @@ class EnvironmentHost:
             self._place = _Place(await asyncio.wait_for(asyncio.wrap_future(made), _MAKE_S))
         except TimeoutError:
             self._why_none = f"its making took longer than {_MAKE_S:g} s"
-        except Exception as error:
+        except Exception as error:  # the constructor is the user's: the next calls fail with what it raised
             self._why_none = str(error)
         finally:
             self._making = None
@@ -163,7 +163,7 @@ def _looked_at(what: str, look: Callable[[], T]) -> T:
         return look()
     except EnvironmentFailed:
         raise
-    except Exception as error:
+    except Exception as error:  # properties and conversions of the user's own classes
         raise EnvironmentFailed(f"{what} returned what cannot be read: {_shown(error)}") from error
 
 
@@ -202,7 +202,7 @@ def _shown(value: object) -> str:
     """Its `repr`, cut; also of what has none."""
     try:
         return f"{value!r:.200}"
-    except Exception:
+    except Exception:  # a `__repr__` of the user's: the name of the type does for a message
         return f"a {type(value).__name__}"
 
 

@@ -6,7 +6,6 @@ import asyncio
 import math
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -241,53 +240,47 @@ async def test_a_call_past_its_deadline_is_cancelled_and_the_others_go_on() -> N
     assert (await runs.step(turn("quick")))[0] == Done()
 
 
-async def test_one_that_blocks_holds_up_nobody_for_ever() -> None:
-    """Neither this loop, nor, after a deadline, the calls that follow."""
-    made: list[Scripted] = []
-    release = threading.Event()
+class Blocking:
+    """Makes environments whose step blocks its thread on a turn "block", until `release`."""
 
-    async def step(turn: Turn) -> Done:
+    def __init__(self) -> None:
+        self.made = 0
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def make(self) -> Scripted:
+        self.made += 1
+        return Scripted(self._step)
+
+    async def _step(self, turn: Turn) -> Done:
         if turn.text == "block":
-            release.wait(60)
+            self.entered.set()
+            self.release.wait(60)
         return Done()
 
-    def make() -> Scripted:
-        made.append(Scripted(step))
-        return made[-1]
 
-    runs = EnvironmentHost(make, 0.2)
+async def test_one_that_blocks_holds_up_nobody_for_ever() -> None:
+    """Neither this loop, nor, after a deadline, the calls that follow."""
+    blocking = Blocking()
+    runs = EnvironmentHost(blocking.make, 0.2)
     blocked = asyncio.create_task(runs.step(turn("block")))
-    began = time.monotonic()
-    await asyncio.sleep(0.05)
-    assert time.monotonic() - began < 0.15, "the event loop of the caller goes on"
+    assert await asyncio.to_thread(blocking.entered.wait, 10), "the event loop of the caller goes on"
     with pytest.raises(EnvironmentFailed, match="took longer"):
         await blocked
     assert (await runs.step(turn("quick")))[0] == Done()
-    assert len(made) == 2
-    release.set()
+    assert blocking.made == 2
+    blocking.release.set()
 
 
 async def test_many_calls_behind_one_that_blocks_share_one_fresh_instance() -> None:
-    made: list[Scripted] = []
-    release = threading.Event()
-
-    async def step(turn: Turn) -> Done:
-        if turn.text == "block":
-            release.wait(60)
-        return Done()
-
-    def make() -> Scripted:
-        made.append(Scripted(step))
-        return made[-1]
-
-    runs = EnvironmentHost(make, 0.2)
+    blocking = Blocking()
+    runs = EnvironmentHost(blocking.make, 0.2)
     calls = [runs.step(turn("block")), *(runs.step(turn("quick")) for _ in range(20))]
     failed = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(e, EnvironmentFailed) and "took longer" in str(e) for e in failed)
     answers = await asyncio.gather(*(runs.step(turn("quick")) for _ in range(20)))
     assert [answer for answer, _ in answers] == [Done()] * 20
-    assert len(made) == 2
-    release.set()
+    assert blocking.made == 2
+    blocking.release.set()
 
 
 async def test_a_fresh_instance_that_is_long_in_the_making_holds_no_call_beyond_its_deadline() -> None:

@@ -121,6 +121,6 @@ class Validation:
         """A dead engine is not the row's fault. Raises EngineFailed."""
         try:
             await self._engine.check()
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is raised on; `Worker.run` ends the process with it
             self.dead_engine = error
             raise

@@ -101,7 +101,7 @@ async def _for_ever(name: str, part: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await part()
-        except Exception:
+        except Exception:  # a fault of the cluster's side, or our own, must not end the coordinator
             log.exception("part failed", extra={"part": name})
         await asyncio.sleep(_AGAIN_S)
 

@@ -244,7 +244,7 @@ def follow(config: RunConfig, run_dir: Path, from_step: int, offset: int, done: 
     for name in wanted(config):
         try:
             feeds.append(Feed(name, config, run_dir, from_step))
-        except Exception as error:
+        except Exception as error:  # a tracker's package may raise anything; the others are fed all the same
             _gave_up(name, error)
     metrics = run_dir / "metrics.jsonl"
     tail = MetricsTail(metrics, offset=offset)
@@ -260,7 +260,7 @@ def follow(config: RunConfig, run_dir: Path, from_step: int, offset: int, done: 
                 feed.give(rows, scores)
                 if last_round:
                     feed.close()
-            except Exception as error:
+            except Exception as error:  # said once, and that tracker is left out from then on
                 _gave_up(feed.name, error)
                 feeds.remove(feed)
         if last_round:
