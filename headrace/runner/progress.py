@@ -148,7 +148,8 @@ class Progress:
         counts = self.stats.counts if self.stats else None
         version = self.version
         return [
-            ("step", f"{self.step}/{self.total_steps}"),
+            # Samples that went back by hand make short updates of their own, which no plan has.
+            ("step", f"{self.step}/{max(self.step, self.total_steps)}"),
             ("reward", self.number("reward/mean")),
             ("version", "-" if version is None else str(version)),
             ("trainer idle", _share(self.values.get("trainer/idle_ratio"))),
