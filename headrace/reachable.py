@@ -66,7 +66,7 @@ def coordinator_answers() -> str:
         if (code := _empty_stream(channel, token)) is not grpc.StatusCode.INVALID_ARGUMENT:
             raise Wrong(f"{address} refuses our token: {code.name}")
         if not token:
-            return f"{address} answers (without a token)"
+            raise Wrong(f"{address} lets in who has no token: HEADRACE_TOKEN is empty")
         if (code := _empty_stream(channel, "")) is not grpc.StatusCode.UNAUTHENTICATED:
             raise Wrong(f"{address} lets in who has no token: {code.name}")
     return f"{address} answers, and refuses who has no token"

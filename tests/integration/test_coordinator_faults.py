@@ -290,6 +290,15 @@ async def refusal(peer: Peer) -> bool:
     return code is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_a_port_that_strangers_reach_needs_a_token(make: Make) -> None:
+    """An empty value in a Secret must not switch authentication off."""
+    c = await make()
+    c.kill()
+    c.start("--host", "0.0.0.0", token=" \n")
+    assert await c.exit_code() == 78
+    assert "HEADRACE_TOKEN is empty, and 0.0.0.0 is no loopback address" in c.log()
+
+
 @pytest.mark.parametrize("token", ["", "wrong"])
 async def test_the_token_is_asked_for(make: Make, token: str) -> None:
     c = await make()

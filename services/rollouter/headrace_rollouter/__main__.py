@@ -36,7 +36,7 @@ from headrace.trace import recorder
 from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine, EngineFailed
 from headrace_rollouter.environment_turns import environment_turns
-from headrace_rollouter.health import build_app
+from headrace_rollouter.health import build_app, missing
 from headrace_rollouter.member import Expelled, Member
 from headrace_rollouter.work import Worker
 
@@ -52,6 +52,8 @@ class Rollouter:
         # One start of one replica: identity for leases and ownership.
         self.incarnation = f"rollouter-{args.replica}-{uuid.uuid4().hex[:8]}"
         self.draining = False
+        self.committed = -1
+        """The run's policy version, followed until this rollouter has weights."""
 
     async def run(self) -> int:
         config = self.config
@@ -88,7 +90,7 @@ class Rollouter:
             environment.coordinator(),
             environment.token(),
         )
-        app = build_app(self.engine, self._missing)
+        app = build_app(self.engine, lambda: self.member.connected, self._missing)
         server = uvicorn.Server(
             uvicorn.Config(app, host=self.args.host, port=self.args.port, log_config=None, access_log=False)
         )
@@ -133,10 +135,7 @@ class Rollouter:
             await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
 
     def _missing(self) -> str:
-        if self.draining:
-            return "draining"
-        # Loaded and connected is as ready as a rollouter gets before the trainer's first sync.
-        return "" if self.member.connected else "not connected to the coordinator"
+        return missing(self.draining, self.member.connected, self.worker.version, self.committed)
 
     async def _beat(self, ledger: AsyncLedger) -> None:
         target = self.worker.target_sequences
@@ -146,6 +145,8 @@ class Rollouter:
         usage = metrics.Usage()
         while True:
             await ledger.run(ops.beat(self.incarnation))
+            if self.worker.version < 0:
+                self.committed = (await ledger.run(ops.stats())).version
             active, window = self.engine.active_s, time.monotonic() - started
             usage.seen(active, window, self.engine.generated_tokens, self.worker.version)
             metrics.SERVING.set(self.worker.serving.is_set())

@@ -51,7 +51,7 @@ async def serve(args: argparse.Namespace) -> int:
     if config.kubernetes.enable:
         beside["kubernetes"] = _cluster_agent(config, driver)
     server = grpc.aio.server(
-        interceptors=[TokenInterceptor(environment.token())],
+        interceptors=[TokenInterceptor(environment.token_to_listen(args.host))],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE),
             ("grpc.max_send_message_length", _MAX_MESSAGE),
@@ -133,7 +133,7 @@ def main() -> None:
     logs.setup("coordinator")
     try:
         sys.exit(asyncio.run(serve(args)))
-    except (ConfigError, tls.TlsError) as error:
+    except (ConfigError, tls.TlsError, environment.NoToken) as error:
         print(error, file=sys.stderr)
         sys.exit(EX_CONFIG)
     except LedgerUnavailable as error:
