@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, start_http_server
 
 from headrace import environment, logs
 from headrace.config_load import ConfigError, load
-from headrace.ledger.client import AdoptError, LedgerUnavailable
+from headrace.ledger.client import AdoptError, LedgerUnavailable, LoginRefused
 from headrace.runner.in_cluster import leave_config
 from headrace_trainer import heartbeat, metrics
 from headrace_trainer.batch import ClaimFailed
@@ -59,6 +59,9 @@ def main() -> None:
         ranks.close()
     except (ConfigError, AdoptError, ValueError) as error:
         log.error("cannot run", exc_info=error)
+        print(f"headrace-trainer: {error}", file=sys.stderr)
+        code = EX_CONFIG
+    except LoginRefused as error:
         print(f"headrace-trainer: {error}", file=sys.stderr)
         code = EX_CONFIG
     except LedgerUnavailable as error:
