@@ -8,6 +8,12 @@ Exit codes: 0 run complete, 75 stopped in order and resumable, 69 Redis unreacha
 
 from __future__ import annotations
 
+from headrace.early_stop import end_when_told
+
+end_when_told(75)  # before the other imports, which take seconds
+
+# ruff: noqa: E402
+
 import argparse
 import os
 import sys
