@@ -215,7 +215,14 @@ def observe(
 
 def show_heartbeat(directory: Path) -> None:
     """`directory`: of this node's heartbeats."""
-    HEARTBEAT.set_function(lambda: max(0.0, heartbeat.age_s(directory)))
+
+    def age_s() -> float:
+        try:
+            return max(0.0, heartbeat.age_s(directory))
+        except OSError:  # the launcher has gone
+            return math.nan
+
+    HEARTBEAT.set_function(age_s)
 
 
 def process_only() -> CollectorRegistry:
