@@ -132,7 +132,8 @@ def test_the_passwords_way_into_redis(tmp_path: Path) -> None:
     objects = charts.rendered("examples/one-node-8-gpus.yaml", "math")
     (server,) = [pod for pod in pods(objects) if pod.component == "redis"]
     (container,) = server.containers
-    assert shlex.split(execute)[-4:] == ["rl", f"{server.name}-0", "--", "valkey-cli"]
+    pod_name = f"{server.owner['metadata']['name']}-0"
+    assert shlex.split(execute)[-4:] == ["rl", pod_name, "--", "valkey-cli"]
     variables = {variable["name"] for variable in container["env"]}
     assert "REDISCLI_AUTH" in variables, "valkey-cli logs in by it"
     assert container["ports"] == [{"name": "redis", "containerPort": 6379}], "valkey-cli's own"
