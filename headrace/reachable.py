@@ -20,7 +20,7 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headrace import environment, tls
-from headrace.redis_connect import connect
+from headrace.redis_connect import LOGIN_REFUSED, connect, login_refused
 from headrace.redis_url import parse
 from headrace.v1 import sync_pb2_grpc
 
@@ -37,6 +37,8 @@ def redis_answers() -> str:
     try:
         with connect(url, _CALL_S) as client:
             client.ping()
+    except LOGIN_REFUSED as error:
+        raise Wrong(login_refused(parse(url).where, error)) from None
     except redis.RedisError as error:
         raise Wrong(f"no answer: {error}") from None
     address = parse(url)

@@ -28,7 +28,7 @@ from headrace.data.rows import Row
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.memory import too_small
-from headrace.redis_connect import VOLATILE
+from headrace.redis_connect import LOGIN_REFUSED, VOLATILE, login_refused
 from headrace.redis_settings import memory_limit, server_settings
 from headrace.wire import Int32Array, encode_prompt
 from headrace_queue.feeder import make_prompt
@@ -68,11 +68,9 @@ async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
             async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
                 await cast(Any, client).ping()
             return client
-        except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:
+        except LOGIN_REFUSED as error:
             await client.aclose()
-            raise config_problem(
-                f"Redis at {where} refuses the login: {error}. Check the password in HEADRACE_REDIS_URL."
-            ) from None
+            raise config_problem(login_refused(where, error)) from None
         except (redis.RedisError, OSError) as error:  # TimeoutError is an OSError
             if time.monotonic() >= deadline:
                 await client.aclose()

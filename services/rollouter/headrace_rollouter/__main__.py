@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from headrace.early_stop import end_when_told
+
+end_when_told(0)  # before the other imports, which take seconds
+
+# ruff: noqa: E402
+
 import argparse
 import asyncio
 import contextlib
@@ -25,7 +31,7 @@ from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
-from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused
 from headrace.model_files import eos_token_ids
 from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect_async
@@ -178,6 +184,9 @@ def _report_failure(parts: dict[str, asyncio.Task[Any]]) -> int:
             if isinstance(error, LedgerUnavailable):
                 log.error("ledger unavailable", extra={"reason": str(error)})
                 return EX_UNAVAILABLE
+            if isinstance(error, LoginRefused):
+                log.error("login refused", extra={"reason": str(error)})
+                return EX_CONFIG
             log.error("part failed", exc_info=error, extra={"part": name})
     return EX_SOFTWARE
 
@@ -221,7 +230,7 @@ def main() -> None:
         config = load(args.config)
         bind(config.rollout.cpus, "rollout.cpus")
         code = asyncio.run(Rollouter(config, args).run())
-    except (ConfigError, RewardError, EnvironmentFailed, ValueError) as error:
+    except (ConfigError, RewardError, EnvironmentFailed, LoginRefused, ValueError) as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_CONFIG
     except LedgerUnavailable as error:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from headrace.early_stop import end_when_told
+
+end_when_told(0)  # before the other imports, which take seconds
+
+# ruff: noqa: E402
+
 import argparse
 import asyncio
 import importlib.util
@@ -19,12 +25,13 @@ from prometheus_client import start_http_server
 from headrace import environment, logs, tls
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
-from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused
 from headrace.redis_connect import connect_async
 from headrace.startup import until_configured
 from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.driver import Driver
+from headrace_coordinator.login import watch_login
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_coordinator.tuning import ConfigWatch, stamp_of
 
@@ -85,13 +92,15 @@ async def serve(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     work = asyncio.create_task(driver.run())
+    login = asyncio.create_task(watch_login(driver.ledger))
     others = [asyncio.create_task(_for_ever(name, part)) for name, part in beside.items()]
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({work, login, stopped}, return_when=asyncio.FIRST_COMPLETED)
     await server.stop(grace=1.0)
-    if work.done():
-        work.result()  # the driver never returns: it failed, and the process starts anew
-    for task in (work, *others):
+    for task in (work, login):
+        if task.done():
+            task.result()  # neither ever returns: it failed, and the process starts anew
+    for task in (work, login, *others):
         task.cancel()
     return 0
 
@@ -139,6 +148,9 @@ def main() -> None:
     except LedgerUnavailable as error:
         print(f"headrace-coordinator: {error}", file=sys.stderr)
         sys.exit(EX_UNAVAILABLE)
+    except LoginRefused as error:
+        print(f"headrace-coordinator: {error}", file=sys.stderr)
+        sys.exit(EX_CONFIG)
 
 
 if __name__ == "__main__":

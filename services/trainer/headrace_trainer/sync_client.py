@@ -10,6 +10,7 @@ import logging
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -20,11 +21,13 @@ from headrace.environment import bearer
 from headrace.staleness import StalenessRule
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
+from headrace_trainer import heartbeat
 from headrace_trainer.weight_server import MovedOn, WeightServer
 
 log = logging.getLogger("headrace.trainer.sync")
 
 _MAX_MESSAGE = 64 * 1024 * 1024
+_TURN_S = 5.0
 
 
 class SyncFailed(RuntimeError):
@@ -81,8 +84,11 @@ class SyncClient:
 
     def wait(self, timeout_s: float) -> pb.Committed:
         """The commit of the round begun last. Raises SyncFailed, naming whom it waited for."""
+        deadline = time.monotonic() + timeout_s
         with self._state:
-            self._state.wait_for(lambda: self._committed is not None or self._failure is not None, timeout_s)
+            while self._committed is None and self._failure is None and time.monotonic() < deadline:
+                heartbeat.beat()
+                self._state.wait(max(0.0, min(_TURN_S, deadline - time.monotonic())))
             if self._failure is not None:
                 raise SyncFailed(self._failure)
             if self._committed is None:
