@@ -54,8 +54,16 @@ def to_pod(found: Any) -> Pod:
         uid=found.metadata.uid or "",
         leaving=found.metadata.deletion_timestamp is not None,
         ended=found.status is not None and found.status.phase in ("Succeeded", "Failed"),
-        cost=int(cost) if cost is not None and cost.lstrip("-").isdigit() else None,
+        cost=_number(cost),
     )
+
+
+def _number(text: str | None) -> int | None:
+    """Anybody may write annotations."""
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None
 
 
 class Cluster:
@@ -79,19 +87,31 @@ class Cluster:
             client.AppsV1Api(api),
             client.EventsV1Api(api),
         )
-        self._timeout = config.request_timeout_s
+        self.timeout_s = config.request_timeout_s
+        """Longest wait for one answer; may change."""
         self.namespace = config.namespace or _own_namespace()
 
     def pod_selector(self, deployment: str) -> str:
-        """The labels by which a Deployment finds its pods."""
+        """The labels by which a Deployment finds its pods; never none, which would be all pods there are."""
         found = self._call("pod_selector", self._apps.read_namespaced_deployment, deployment, self.namespace)
-        labels = found.spec.selector.match_labels or {}
+        labels = found.spec.selector.match_labels
+        if not labels:
+            raise ClusterError("pod_selector", f"{deployment} has no matchLabels in its selector", None)
         return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
     def pods(self, selector: str) -> tuple[list[Pod], str]:
         """All of them, and the version from which a watch goes on."""
         found = self._call("pods", self._core.list_namespaced_pod, self.namespace, label_selector=selector)
         return [to_pod(pod) for pod in found.items], found.metadata.resource_version
+
+    def pod(self, name: str) -> Pod | None:
+        """The one of that name, whatever its labels; None when there is none."""
+        try:
+            return to_pod(self._call("pod", self._core.read_namespaced_pod, name, self.namespace))
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def watch(self, selector: str, version: str) -> Iterator[tuple[str, Pod, str]]:
         """(ADDED | MODIFIED | DELETED, pod, version) as they come; ends now and then. Raises Expired."""
@@ -103,7 +123,7 @@ class Cluster:
             label_selector=selector,
             resource_version=version,
             timeout_seconds=_WATCH_S,
-            _request_timeout=(self._timeout, _WATCH_S + self._timeout),
+            _request_timeout=(self.timeout_s, _WATCH_S + self.timeout_s),
         )
         while True:
             event = self._call("watch", next, stream, None)
@@ -143,7 +163,8 @@ class Cluster:
         reporter: str,
         at: datetime,
     ) -> None:
-        """`kind` Pod or Deployment, and its name in `about`."""
+        """`kind` Pod or Deployment, and its name in `about`. One that exists was created by an attempt whose
+        answer got lost."""
         body = {
             "metadata": {"name": name, "namespace": self.namespace},
             "eventTime": at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
@@ -160,7 +181,11 @@ class Cluster:
             "note": note[:1024],
             "type": "Warning" if warning else "Normal",
         }
-        self._call("create_event", self._events.create_namespaced_event, self.namespace, body)
+        try:
+            self._call("create_event", self._events.create_namespaced_event, self.namespace, body)
+        except ClusterError as error:
+            if error.status != 409:
+                raise
 
     def count_event(self, name: str, count: int, at: datetime) -> None:
         """It has happened again: `count` times by now."""
@@ -180,7 +205,7 @@ class Cluster:
         from kubernetes.client.exceptions import ApiException
 
         if function is not next:
-            kwargs.setdefault("_request_timeout", (self._timeout, self._timeout))
+            kwargs.setdefault("_request_timeout", (self.timeout_s, self.timeout_s))
         try:
             return function(*args, **kwargs)
         except ApiException as error:
