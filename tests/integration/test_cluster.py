@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace import recommendation, telemetry
 from headrace.ledger import ops
@@ -87,6 +88,16 @@ async def running(c: Coordinator, *pods: str) -> tuple[Trainer, list[Member]]:
     return trainer, members
 
 
+def change(c: Coordinator, **settings: Any) -> None:
+    """As the kubelet does it: another file in the place of the configuration."""
+    file = c.folder / "run.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["kubernetes"].update(settings)
+    fresh = file.with_suffix(".new")
+    fresh.write_text(yaml.safe_dump(config))
+    fresh.replace(file)
+
+
 def take(c: Coordinator, pod: str) -> str:
     return str(c.ledger.run(ops.take(incarnation(pod), c.stats().version, 1)).status)
 
@@ -134,8 +145,8 @@ async def test_what_was_missed_is_found_again(make: Make, kube: KubeApi) -> None
     assert c.stats().requeued == {"expired": 2}
 
 
-def paths(kube: KubeApi) -> set[tuple[str, str]]:
-    return {(method, path.partition("?")[0]) for method, path in kube.requests}
+def paths(kube: KubeApi, since: int = 0) -> set[tuple[str, str]]:
+    return {(method, path.partition("?")[0]) for method, path in kube.requests[since:]}
 
 
 async def test_costs_follow_tokens_in_flight(make: Make, kube: KubeApi) -> None:
@@ -168,8 +179,10 @@ async def test_costs_follow_tokens_in_flight(make: Make, kube: KubeApi) -> None:
 
 
 async def test_the_number_of_rollouters_is_advised(make: Make, kube: KubeApi) -> None:
-    c = await make(recommendation={"windows": 2})
+    c = await make(recommendation={"windows": 50})
     trainer, members = await running(c, A, B)
+    change(c, recommendation={"windows": 2})
+    await until(lambda: "kubernetes.recommendation.windows: 50 -> 2" in c.log(), "the change to be followed")
     key = recommendation.recommendation_key(c.folder.name)
     for version in (1, 2):
         for pod, active in ((A, 9.0), (B, 10.0)):
@@ -223,7 +236,20 @@ async def test_events_and_the_end(make: Make, kube: KubeApi) -> None:
     assert kube.replicas("roll") == 3
     lines = await asyncio.to_thread(run_kubectl, "get", "pods", "-o", "name")
     assert set(lines.split()) == {f"pod/{A}", f"pod/{B}", "pod/somebody-else"}
+
+    c.kill()
+    before = len(kube.requests)
+    await c.up()
+    pods = ("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")
+    await until(lambda: pods in paths(kube, before), "the new coordinator to have looked around")
     assert kube.replicas("roll") == 3, "what somebody scales up afterwards stays"
+    trainer = await c.trainer()
+    assert c.ledger.run(ops.complete(trainer.lineage)) == "ok"
+    kube.fail(500, times=1, path="/events")
+    await until(lambda: kube.replicas("roll") == 0, "a run that was opened again to end again")
+    await until(lambda: len(about("RunCompleted")) == 2, "its event")
+    scaled = [path for method, path in kube.requests[before:] if method == "PATCH" and "/scale" in path]
+    assert len(scaled) == 2, "one for each Deployment"
 
 
 async def test_the_end_is_told_where_nothing_is_scaled(make: Make, kube: KubeApi) -> None:

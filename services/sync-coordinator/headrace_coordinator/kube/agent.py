@@ -250,11 +250,14 @@ class Agent:
     # -- the end ---------------------------------------------------------------------------------
 
     async def _await_completion(self) -> None:
-        pause = _LOOK_S
+        pause = _FIRST_PAUSE_S
         while True:
-            done = await self._completion.look(self._settings)
-            pause = _LOOK_S if done else min(2 * pause, _LONGEST_PAUSE_S)
-            await asyncio.sleep(pause)
+            if await self._completion.look(self._settings):
+                pause = _FIRST_PAUSE_S
+                await asyncio.sleep(_LOOK_S)
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     # -- failures --------------------------------------------------------------------------------
 
