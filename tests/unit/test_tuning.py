@@ -14,12 +14,16 @@ import pytest
 import redis
 import yaml
 
-from headrace import tuning
+from headrace import config_load, tuning
+from headrace.cli.tune import tune
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.ledger.client import LedgerUnavailable
 from headrace.memory import needed_bytes
+from headrace.redis_connect import connect
+from headrace.runner.layout import RunLayout, write_json
 from headrace.v1 import sync_pb2 as pb
+from headrace.valkey_server import start_valkey
 from headrace_coordinator import __main__ as coordinator
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.kube.agent import Agent
@@ -309,6 +313,28 @@ def test_partial_rollout_does_not_change_by_its_default(file: Path) -> None:
     (line,) = tuning.refused(before, load(file))
     assert "async_training.partial_rollout" in line
     assert "write it down" in line
+
+
+def test_the_command_asks_the_server_first(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refused file in the run's directory would be in the way of every restart."""
+    layout = RunLayout(tmp_path / "runs" / "x")
+    lock = layout.lock()
+    before = load(file)
+    for path in (layout.config, layout.requested):
+        config_load.write(before, path)
+    command = ("x", ["async_training.staleness_threshold=3"], tmp_path / "runs")
+    with start_valkey(layout.redis, "secret") as server, connect(server.url) as client:
+        write_json(layout.endpoints, {"redis_url": server.url})
+        client.config_set("maxmemory", needed_bytes(before) + 1)
+        assert tune(*command) == 2
+        assert "Redis has maxmemory" in capsys.readouterr().err
+        assert load(layout.config).async_training.staleness_threshold == 0.5
+        client.config_set("maxmemory", 0)
+        assert tune(*command) == 0
+    lock.release()
+    assert load(layout.config).async_training.staleness_threshold == 3.0
 
 
 def test_the_command(desk: Desk) -> None:
