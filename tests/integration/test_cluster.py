@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import pytest
 import yaml
 
 from headrace import recommendation, telemetry
+from headrace.config_kubernetes import KubernetesConfig
 from headrace.ledger import ops
 from headrace.telemetry import RolloutTelemetry
 from headrace.valkey_server import ValkeyServer, start_valkey
-from headrace_coordinator.kube.api import DELETION_COST
+from headrace_coordinator.kube.api import DELETION_COST, Cluster, ClusterError
 from tests.helm.tools import kubectl
 from tests.integration.coordinator_peers import Member, Trainer
 from tests.integration.coordinator_process import PASSWORD, Coordinator, until
@@ -282,6 +285,30 @@ async def test_without_an_api_the_run_goes_on(make: Make, kube: KubeApi) -> None
     kube.delete_pod(A)
     kube.finish_delete(A)
     await until(lambda: set(c.stats().members) == {incarnation(B)}, "the cluster to be heard again")
+
+
+@pytest.fixture
+def cluster(kube: KubeApi, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """In this process. The client reads KUBECONFIG once, when it is imported."""
+    monkeypatch.setattr(
+        "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", os.environ["KUBECONFIG"]
+    )
+    return Cluster(KubernetesConfig.model_validate(SETTINGS))
+
+
+def test_a_deployment_that_selects_by_no_label_is_refused(cluster: Cluster, kube: KubeApi) -> None:
+    """No labels would be all pods of the namespace."""
+    assert cluster.pod_selector("roll") == "app=roll"
+    kube.objects["deployments"]["roll"]["spec"]["selector"] = {"matchExpressions": []}
+    with pytest.raises(ClusterError, match="roll has no matchLabels"):
+        cluster.pod_selector("roll")
+
+
+def test_a_repeat_of_what_has_come_through_is_no_failure(cluster: Cluster, kube: KubeApi) -> None:
+    """The answer to the first attempt was lost."""
+    for _ in range(2):
+        cluster.create_event("one", "Pod", A, "why", "note", True, "pod", datetime.now(UTC))
+    assert len(kube.events()) == 1
 
 
 async def test_no_cluster_to_be_found(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from headrace.config import RunConfig
 from headrace.ledger.client import LedgerError
 from headrace_coordinator.kube.agent import Agent
-from headrace_coordinator.kube.api import ClusterError, Expired, Pod
+from headrace_coordinator.kube.api import DELETION_COST, ClusterError, Expired, Pod, to_pod
 from headrace_coordinator.notices import Notices
 
 CONFIG = RunConfig.model_validate(
@@ -80,7 +80,7 @@ class FakeCluster:
         self.hidden: set[str] = set()
         """There, but not with the labels that the selector wants."""
         self.pod_errors: list[Exception] = []
-        self.told: list[tuple[str, Pod, str]] = []
+        self.told: list[tuple[str, Pod]] = []
         """What a watch tells beside who is there."""
         self.short: list[Exception | None] = []
         """How the next watches end, at once; None: in order."""
@@ -101,7 +101,7 @@ class FakeCluster:
             raise self.pod_errors.pop()
         return pod(name) if name in self.there else None
 
-    def watch(self, _: str, version: str) -> Iterator[tuple[str, Pod, str]]:
+    def watch(self, _: str, version: str) -> Iterator[tuple[str, Pod]]:
         self.calls["watch"] += 1
         if self.watch_errors:
             raise self.watch_errors.pop()
@@ -112,7 +112,7 @@ class FakeCluster:
         self.watching += 1
         for name in list(self.there):
             if name not in self.hidden:
-                yield "ADDED", pod(name), "2"
+                yield "ADDED", pod(name)
         yield from self.told
         self.closed.wait(60)
 
@@ -205,10 +205,18 @@ async def test_who_is_at_work_elsewhere_is_not_gone(world: World) -> None:
     )
     world.cluster.hidden = {"roll-big-77-abcde", NEW}
     world.cluster.pod_errors = [ClusterError("pod", "500", 500)]
-    world.cluster.told = [("DELETED", pod(NEW), "3"), ("ADDED", pod("roll-5d-last"), "4")]
+    world.cluster.told = [("DELETED", pod(NEW)), ("ADDED", pod("roll-5d-last"))]
     await meanwhile(world.agent.run(), lambda: "roll-5d-last" in world.agent.pods)
     assert world.driver.gone == []
     assert set(world.agent.pods) == {OLD, "roll-5d-last"}, "and has no deletion cost of ours"
+
+
+async def test_what_a_watch_has_missed_is_found_when_it_ends(world: World) -> None:
+    world.driver.members, world.cluster.there = {OLD, NEW}, [OLD, NEW]
+    world.cluster.after_list = lambda: world.cluster.there.remove(OLD)
+    world.cluster.short = [None]
+    await meanwhile(world.agent.run(), lambda: world.driver.gone)
+    assert world.driver.gone == [OLD]
 
 
 @pytest.mark.parametrize("error", [None, Expired("watch", "410", 410), ClusterError("watch", "500", 500)])
@@ -228,6 +236,16 @@ async def test_a_watch_that_ends_at_once_is_not_begun_again_at_once(
     world.cluster.short = [error] * 12
     await meanwhile(world.agent.run(), lambda: world.cluster.watching)
     assert pauses[:12] == [0.01 * 2**n for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "cost"), [("12", 12), ("-3", -3), (None, None), ("--5", None), ("²", None), ("", None)]
+)
+def test_annotations_of_others_do_no_harm(annotation: str | None, cost: int | None) -> None:
+    meta = SimpleNamespace(
+        name="roll-1", uid="u", deletion_timestamp=None, annotations={DELETION_COST: annotation}
+    )
+    assert to_pod(SimpleNamespace(metadata=meta, status=None)).cost == cost
 
 
 async def test_an_event_that_could_not_be_created_is_created_the_next_time(world: World) -> None:

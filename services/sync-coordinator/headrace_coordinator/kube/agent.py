@@ -100,18 +100,18 @@ class Agent:
                     self._failing -= {"pod_selector", "pods", "watch"}
 
     def _watch(self, tell: Callable[..., None], stop: threading.Event) -> None:
-        """Thread: lists, then watches from there, and begins anew when that cannot go on, after a pause that
-        grows until a watch has told something or has lasted."""
-        pause, version, selector = _FIRST_PAUSE_S, "", ""
+        """Thread: lists, watches from there while that lasts, and lists again, so that what a watch has
+        missed for whatever reason is found minutes later. Between two lists is a pause, which grows until a
+        watch has told something or has lasted."""
+        pause, selector = _FIRST_PAUSE_S, ""
         while not stop.is_set():
             try:
                 if not selector:
                     selector = self._cluster.pod_selector(self._settings.rollouter_deployment)
-                if not version:
-                    pods, version = self._cluster.pods(selector)
-                    tell("list", (pods,))
+                pods, version = self._cluster.pods(selector)
+                tell("list", (pods,))
                 began = time.monotonic()
-                for kind, pod, version in self._cluster.watch(selector, version):  # noqa: B007, B020
+                for kind, pod in self._cluster.watch(selector, version):
                     if stop.is_set():
                         return
                     tell("event", (kind, pod))
@@ -120,12 +120,12 @@ class Agent:
                 if time.monotonic() - began >= _LASTING_S:
                     pause = _FIRST_PAUSE_S
                     continue
-            except Expired:
-                version = ""
-            except ClusterError as error:  # the watch goes on where it was
+            except Expired:  # in the order of things
+                pass
+            except ClusterError as error:
                 tell("failed", error)
             except Exception as error:  # whatever it was is not known well enough to go on there
-                version, selector = "", ""
+                selector = ""
                 unknown = ClusterError("watch", f"{type(error).__name__}: {error}", None)
                 unknown.__cause__ = error
                 tell("failed", unknown)

@@ -18,7 +18,7 @@ from headrace.config_kubernetes import KubernetesConfig
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _WATCH_S = 240
-"""The server ends a watch after so long; it is begun anew where it stopped."""
+"""The server ends a watch after so long."""
 
 
 class ClusterError(RuntimeError):
@@ -113,8 +113,8 @@ class Cluster:
                 return None
             raise
 
-    def watch(self, selector: str, version: str) -> Iterator[tuple[str, Pod, str]]:
-        """(ADDED | MODIFIED | DELETED, pod, version) as they come; ends now and then. Raises Expired."""
+    def watch(self, selector: str, version: str) -> Iterator[tuple[str, Pod]]:
+        """(ADDED | MODIFIED | DELETED, pod) as they come; ends now and then. Raises Expired."""
         from kubernetes.watch import Watch
 
         stream = Watch().stream(
@@ -129,7 +129,8 @@ class Cluster:
             event = self._call("watch", next, stream, None)
             if event is None:
                 return
-            yield event["type"], to_pod(event["object"]), event["object"].metadata.resource_version
+            if event["type"] != "BOOKMARK":
+                yield event["type"], to_pod(event["object"])
 
     def set_deletion_cost(self, pod: str, cost: int) -> None:
         body = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
