@@ -159,6 +159,7 @@ class Agent:
     async def _missing(self, name: str) -> None:
         """The selector does not find it: it is gone, newer than the list, or at work under other labels."""
         found = await asyncio.to_thread(self._cluster.pod, name)
+        self._failing.discard("pod")
         if found is None or found.ended:
             await self._gone(name)
         else:
