@@ -128,8 +128,8 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- if eq .component "rollouter" -}}
 {{- range list "actor" "critic" "ref" "trainer" -}}{{- $_ := unset $c . -}}{{- end -}}
 {{- end -}}
-{{- /* The rest of it the coordinator takes over as it is; its pod would take the rendezvous store with it. */ -}}
-{{- $cluster := pick ($c.kubernetes | default dict) "enable" "namespace" "rollouter_deployment" "trainer_deployment" -}}
+{{- /* These the coordinator takes over as it is; its pod would take the rendezvous store with it. */ -}}
+{{- $cluster := omit ($c.kubernetes | default dict) "recommendation" "scale_to_zero_on_completion" "deletion_cost_interval_s" "request_timeout_s" -}}
 {{- $_ := unset $c "kubernetes" -}}
 {{- if and $cluster (eq .component "coordinator") -}}{{- $_ := set $c "kubernetes" $cluster -}}{{- end -}}
 {{- printf "%s%s" (toJson $c) (toJson .root.Values.files) | sha256sum -}}
