@@ -74,7 +74,7 @@ class Rollouter:
             waits_when_full=True,
         )
         # An unreachable Redis shows before the engine loads.
-        await until_configured(ledger, config.services.start_timeout_s)
+        await until_configured(ledger, config)
         await ledger.run(ops.beat(self.incarnation))
         stop_ids = eos_token_ids(Path(config.model.path))
         decode = _decoder(config, stop_ids)

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -33,7 +34,10 @@ from headrace_coordinator.advice import Adviser
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.login import watch_login
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
-from headrace_coordinator.tuning import ConfigWatch, stamp_of
+from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
+
+if TYPE_CHECKING:
+    from headrace_coordinator.kube.agent import Agent
 
 log = logging.getLogger("headrace.coordinator")
 
@@ -47,16 +51,17 @@ async def serve(args: argparse.Namespace) -> int:
     config = load(args.config)
     patience = config.redis.connect_timeout_s
     client = connect_async(environment.redis_url(), patience)
-    await until_configured(
-        AsyncLedger(client, config.name, retry_s=patience), config.services.start_timeout_s
-    )
+    await until_configured(AsyncLedger(client, config.name, retry_s=patience), config)
+    await check_memory(config, client)
     driver = Driver(config, AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s))
-    beside: dict[str, Callable[[], Awaitable[None]]] = {
-        "advice": Adviser(config, driver.ledger, driver.notices.listen()).run,
-        "tuning": ConfigWatch(args.config, config, seen, driver, client).run,
-    }
+    adviser = Adviser(config, driver.ledger, driver.notices.listen())
+    followers = [adviser.follow]
+    beside: dict[str, Callable[[], Awaitable[None]]] = {"advice": adviser.run}
     if config.kubernetes.enable:
-        beside["kubernetes"] = _cluster_agent(config, driver)
+        agent = _cluster_agent(config, driver)
+        followers.append(agent.follow)
+        beside["kubernetes"] = agent.run
+    beside["tuning"] = ConfigWatch(args.config, config, seen, driver, client, followers).run
     server = grpc.aio.server(
         interceptors=[TokenInterceptor(environment.token_to_listen(args.host))],
         options=[
@@ -115,7 +120,7 @@ async def _for_ever(name: str, part: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(_AGAIN_S)
 
 
-def _cluster_agent(config: RunConfig, driver: Driver) -> Callable[[], Awaitable[None]]:
+def _cluster_agent(config: RunConfig, driver: Driver) -> Agent:
     """Raises ConfigError when it cannot work here."""
     if importlib.util.find_spec("kubernetes") is None:
         raise ConfigError(
@@ -125,7 +130,7 @@ def _cluster_agent(config: RunConfig, driver: Driver) -> Callable[[], Awaitable[
     from headrace_coordinator.kube.api import Cluster, ClusterError
 
     try:
-        return Agent(config, driver, Cluster(config.kubernetes)).run
+        return Agent(config, driver, Cluster(config.kubernetes))
     except ClusterError as error:
         raise ConfigError(
             [f"kubernetes.enable: no cluster is to be found ({error}); mount the service account's token"]

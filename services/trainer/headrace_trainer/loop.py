@@ -154,7 +154,7 @@ class Trainer:
     def _open_lineage(self) -> tuple[int, int]:
         """Rank 0: a new lineage, and a ledger that agrees with the checkpoint."""
         heartbeat.beat(max(heartbeat.LONG_S, self.config.services.start_timeout_s))
-        wait_until_configured(self.ledger, self.config.services.start_timeout_s)
+        wait_until_configured(self.ledger, self.config)
         expected = self.ledger.run(ops.stats()).lineage
         reply = self.ledger.run(ops.open_lineage(expected))
         if not reply.ok:
