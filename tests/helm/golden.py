@@ -1,12 +1,13 @@
 """What the chart renders, in a form for review: `tests/helm/golden/*.txt`, one file for each preset.
 
-`defaults.txt` holds every object of the default values, a line for each fact. The other files hold what differs
-from it: `-` is not there, `+` is there instead. A changed template shows once in `defaults.txt` where it is the same
-for all, and in each preset where it is not. Nothing is left out but:
+`defaults.txt` holds every object of the default values, a line for each fact. The other files hold what
+differs from it: `-` is not there, `+` is there instead. A changed template shows once in `defaults.txt` where
+it is the same for all, and in each preset where it is not. Nothing is left out but:
 
 - what changes with every rendering or with everything (credentials, the configuration's hash): `(made)`;
 - files of the chart that are taken as they are (rules, dashboards): their number of lines, or of rules;
-- labels that every object has: they stand at the top; "(our queue)" are those by which pods of a component are found.
+- labels that every object has: they stand at the top; "(our queue)" are those by which a component's pods are
+  found.
 
 `pod` is the template of a workload's pods.
 """
@@ -133,7 +134,9 @@ def _file(name: str, content: str) -> Any:
 
 def _lines(path: str, value: Any) -> Iterator[str]:
     """A value that is short enough is one line, whatever is in it; so is an item without a name."""
-    path = path.replace("spec.template.spec", "pod").replace("spec.template.metadata", "pod.metadata")
+    path = re.sub(
+        r"^spec(\.leaderWorkerTemplate\.workerT|\.t)emplate\.(spec$|(?=metadata))", "pod.", path
+    ).rstrip(".")
     short = _flow(value)
     if path.endswith("annotations.headrace/config-hash"):
         yield f"{path}: (made)"

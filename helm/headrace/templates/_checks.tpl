@@ -123,6 +123,9 @@
 {{- $problems = append $problems (printf "%s.pdb: give minAvailable or maxUnavailable, not both (set the other to null)" $component) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (ne $v.trainer.workload "leaderWorkerSet") $v.trainer.leaderWorkerSet.exclusiveTopology -}}
+{{- $problems = append $problems "trainer.leaderWorkerSet.exclusiveTopology: a Deployment has no such thing; set trainer.workload to leaderWorkerSet, or leave it out and set trainer.affinity" -}}
+{{- end -}}
 {{- if and $v.rdma.enabled (not (include "headrace.onGpus" .)) -}}
 {{- $problems = append $problems "rdma.enabled: there is nothing to speed up on CPUs; leave it out, or set config.trainer.device to cuda" -}}
 {{- end -}}
@@ -140,6 +143,18 @@
 {{- end -}}
 
 {{- /* An upgrade of a run that goes on */ -}}
+{{- /* Helm makes the new workload before it deletes the old one: both would train, and write one volume. */ -}}
+{{- $trainer := printf "%s-trainer" (include "headrace.base" .) -}}
+{{- $other := dict -}}
+{{- if eq $v.trainer.workload "leaderWorkerSet" -}}
+{{- $other = lookup "apps/v1" "Deployment" .Release.Namespace $trainer -}}
+{{- else if .Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1" -}}
+{{- $other = lookup "leaderworkerset.x-k8s.io/v1" "LeaderWorkerSet" .Release.Namespace $trainer -}}
+{{- end -}}
+{{- if and $other (dig "spec" "replicas" 1 $other | int) -}}
+{{- $named := printf "%s/%s" (lower $other.kind) $trainer -}}
+{{- $problems = append $problems (printf "trainer.workload: %s is on, and would train beside its successor; end it first (kubectl -n %s scale %s --replicas=0), wait until its pods have ended, and upgrade then: the run goes on from its checkpoint" $named .Release.Namespace $named) -}}
+{{- end -}}
 {{- $stored := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-config" (include "headrace.base" .)) -}}
 {{- if $stored -}}
 {{- $was := index $stored.data "config.yaml" | fromYaml -}}

@@ -65,3 +65,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "headrace.runDir" -}}
 {{- printf "/runs/%s" (.Values.config.name | default .Release.Name) -}}
 {{- end -}}
+
+{{/* A pod of the trainer, as kubectl exec takes it. */}}
+{{- define "headrace.trainerPod" -}}
+{{- $name := printf "%s-trainer" (include "headrace.base" .) -}}
+{{- ternary (printf "pod/%s-0" $name) (printf "deployment/%s" $name) (eq .Values.trainer.workload "leaderWorkerSet") -}}
+{{- end -}}
