@@ -58,8 +58,8 @@ def names(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def made_by_others(objects: Sequence[Object]) -> Iterator[tuple[str, str]]:
-    """What the controller of LeaderWorkerSets makes: a Service and the leaders' StatefulSet of the same name, and
-    one for each group's workers."""
+    """What the controller of LeaderWorkerSets makes: a Service and the leaders' StatefulSet of the same name,
+    and one for each group's workers."""
     for thing in of_kind(objects, "LeaderWorkerSet"):
         name = thing["metadata"]["name"]
         yield "Service", name

@@ -1,4 +1,4 @@
-"""The trainer as a LeaderWorkerSet: the same pods, everything that names them follows, and no switch while it is on."""
+"""The trainer as a LeaderWorkerSet: the same pods, what names them follows, and no switch while it is on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helm import charts, leader_worker_set, pitfalls
-from tests.helm.objects import Object, of_kind, pods
+from tests.helm.objects import Object, pods
 from tests.helm.test_upgrades import get, installed, upgrade
 from tests.helm.tools import HelmFailed
 
@@ -73,7 +73,7 @@ def test_labels_and_placement_are_those_of_the_set() -> None:
 
 
 def test_placement_without_a_set_is_refused() -> None:
-    with pytest.raises(HelmFailed, match="a Deployment has no such thing; set trainer.workload"):
+    with pytest.raises(HelmFailed, match="a Deployment has no such thing"):
         charts.text(sets=('trainer.leaderWorkerSet.exclusiveTopology="rack"',))
 
 

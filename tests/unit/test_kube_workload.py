@@ -1,4 +1,4 @@
-"""What the trainer's nodes are in the cluster: a Deployment, or a LeaderWorkerSet; the real client, on a fake API."""
+"""What the trainer is in the cluster: a Deployment, or a LeaderWorkerSet; the real client, on a fake API."""
 
 from __future__ import annotations
 
