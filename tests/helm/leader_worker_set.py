@@ -1,8 +1,8 @@
 """LeaderWorkerSet, version v1 of its API, as far as a schema of it would check: no schema of it is at hand.
 
-Written from the types of the API (`leaderworkerset.x-k8s.io/v1`): allowed keys, their types and words, and what
-its admission webhook refuses. The template of the pods is Kubernetes' own: `pod_template` wraps it for its
-schemas.
+Written from the types of the API (`leaderworkerset.x-k8s.io/v1`): allowed keys, their types and words, and
+what its admission webhook refuses. The template of the pods is Kubernetes' own: `pod_template` wraps it for
+its schemas.
 """
 
 from __future__ import annotations

@@ -98,11 +98,13 @@ def selectors_of_others(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def peers_of_policies(objects: Sequence[Object]) -> Iterator[str]:
-    """A peer within the release that no pod is."""
+    """A peer within the release that no pod is, and a rule that names none: one for all the world."""
     every = list(pods(objects))
     for policy in of_kind(objects, "NetworkPolicy"):
         for key, side in (("ingress", "from"), ("egress", "to")):
             for rule in policy["spec"].get(key, []):
+                if not rule.get(side):
+                    yield f"{name_of(policy)}: {key} of everybody, ports {rule.get('ports')}"
                 for peer in rule.get(side, []):
                     ours = "podSelector" in peer and "namespaceSelector" not in peer
                     if ours and not any(matches(peer["podSelector"], pod.labels) for pod in every):

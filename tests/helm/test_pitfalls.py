@@ -107,6 +107,11 @@ BROKEN: list[tuple[pitfalls.Check, Break, str]] = [
         ),
         "is no pod",
     ),
+    (
+        pitfalls.peers_of_policies,
+        thing("NetworkPolicy", "queue", lambda o: o["spec"]["egress"][0].update(to=[])),
+        "egress of everybody",
+    ),
     (pitfalls.duplicates, container("queue", lambda c: c["env"].append(c["env"][0])), "2 times"),
     (
         pitfalls.duplicates,
