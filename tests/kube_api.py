@@ -3,7 +3,8 @@
 It serves pods, deployments and leaderworkersets with their scale, and events of one namespace, over plain
 HTTP, in the way that the official Python client and `kubectl` speak to it. Every write gets a new
 resourceVersion; a write that names an old one is answered 409, a watch from before the kept history 410.
-`fail` lets the next calls fail. Deleting a pod sets its deletionTimestamp first, as long as `graceful` is on; `finish_delete` removes it.
+`fail` lets the next calls fail. Deleting a pod sets its deletionTimestamp first, as long as `graceful` is on;
+`finish_delete` removes it.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@
 {{- end -}}
 {{- end -}}
 {{- range $name, $_ := $v.files -}}
-{{- if not (regexMatch "^[-._a-zA-Z0-9]+$" $name) -}}
-{{- $problems = append $problems (printf "files: %s is no file name; use letters, digits, '-', '_' and '.'" $name) -}}
+{{- if or (not (regexMatch "^[-._a-zA-Z0-9]+$" $name)) (regexMatch "^\\.\\.?$|^\\.\\." $name) -}}
+{{- $problems = append $problems (printf "files: %s is no file name; use letters, digits, '-', '_' and '.', not two of these at its beginning" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- $is := include "headrace.config" . | fromYaml -}}
@@ -85,6 +85,25 @@
 {{- $name := trimPrefix "/etc/headrace/files/" ($path | default "") -}}
 {{- if and (hasPrefix "/etc/headrace/files/" ($path | default "")) (not (hasKey $v.files $name)) -}}
 {{- $problems = append $problems (printf "%s: files has no %s; add it" $key $name) -}}
+{{- end -}}
+{{- end -}}
+{{- /* Mounts: one inside another that is read-only cannot be made, and two cannot have one path. */ -}}
+{{- $places := dict -}}
+{{- if and (not $task) (ne $v.model.source "image") -}}{{- $_ := set $places "model.mountPath" $v.model.mountPath -}}{{- end -}}
+{{- if and (not $task) $v.data.claimName -}}{{- $_ := set $places "data.mountPath" $v.data.mountPath -}}{{- end -}}
+{{- range $key, $path := $places -}}
+{{- $at := printf "%s/" (trimSuffix "/" $path) -}}
+{{- range $taken := list "/scratch/" "/tmp/" "/runs/" "/dev/shm/" "/etc/headrace/" -}}
+{{- if or (hasPrefix $at $taken) (hasPrefix "/etc/headrace/" $at) -}}
+{{- $problems = append $problems (printf "%s: %s would hide %s, which is the chart's; choose a folder of its own" $key $path (trimSuffix "/" $taken)) -}}
+{{- break -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (len $places) 2 -}}
+{{- $one := printf "%s/" (trimSuffix "/" $v.model.mountPath) -}}{{- $two := printf "%s/" (trimSuffix "/" $v.data.mountPath) -}}
+{{- if or (hasPrefix $one $two) (hasPrefix $two $one) -}}
+{{- $problems = append $problems (printf "data.mountPath: %s and model.mountPath %s lie in one another, and both are read-only; put them side by side" $v.data.mountPath $v.model.mountPath) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (gt $nodes 1) (not $v.checkpoints.existingClaim) (not (has "ReadWriteMany" $v.checkpoints.accessModes)) -}}
@@ -118,13 +137,41 @@
 {{- $problems = append $problems (printf "%s.extraEnv.%s: a secret does not belong into values; write {valueFrom: {secretKeyRef: {name: ..., key: ...}}}" $component $name) -}}
 {{- end -}}
 {{- end -}}
-{{- $pdb := index $v $component "pdb" -}}
+{{- /* Whatever the chart sets is set by a value of its own. */ -}}
+{{- range $name, $value := pick ($extra | default dict) "POD_NAME" "POD_IP" "HEADRACE_REDIS_URL" "HEADRACE_REDIS_PASSWORD" "HEADRACE_TOKEN" "HEADRACE_COORDINATOR" "HEADRACE_RDZV" "HEADRACE_RUN_DIR" "HEADRACE_TLS_CERT" "HEADRACE_TLS_KEY" "HEADRACE_TLS_CA" -}}
+{{- $problems = append $problems (printf "%s.extraEnv.%s: the chart sets it, from redis.external, auth, tls, config.name and the release; leave it out" $component $name) -}}
+{{- end -}}
+{{- if ne $component "redis" -}}
+{{- $of := dict "root" $ "component" $component "with" (include "headrace.parts" (dict "root" $ "component" $component) | fromJsonArray) -}}
+{{- range $list, $what := dict "extraVolumes" (list "headrace.volumes" "name") "extraVolumeMounts" (list "headrace.mounts" "mountPath") -}}
+{{- $there := list -}}
+{{- range include (first $what) $of | fromYamlArray -}}{{- $there = append $there (index . (last $what) | trimSuffix "/") -}}{{- end -}}
+{{- range index $v $component $list -}}
+{{- $mine := index . (last $what) | trimSuffix "/" -}}
+{{- $count := 0 -}}
+{{- range $there -}}{{- if eq . $mine -}}{{- $count = add1 $count -}}{{- end -}}{{- end -}}
+{{- if gt (int $count) 1 -}}
+{{- $problems = append $problems (printf "%s.%s: the pod has %s already; choose another %s" $component $list $mine (last $what)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $pdb := index $v $component "pdb" | default dict -}}
 {{- if and (hasKey $pdb "minAvailable") (hasKey $pdb "maxUnavailable") (not (kindIs "invalid" $pdb.minAvailable)) (not (kindIs "invalid" $pdb.maxUnavailable)) -}}
 {{- $problems = append $problems (printf "%s.pdb: give minAvailable or maxUnavailable, not both (set the other to null)" $component) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (ne $v.trainer.workload "leaderWorkerSet") $v.trainer.leaderWorkerSet.exclusiveTopology -}}
 {{- $problems = append $problems "trainer.leaderWorkerSet.exclusiveTopology: a Deployment has no such thing; set trainer.workload to leaderWorkerSet, or leave it out and set trainer.affinity" -}}
+{{- end -}}
+{{- if gt (int $v.networkPolicy.ephemeralPorts.from) (int $v.networkPolicy.ephemeralPorts.to) -}}
+{{- $problems = append $problems "networkPolicy.ephemeralPorts: from is above to" -}}
+{{- end -}}
+{{- if and ($c.kubernetes | default dict).enable (not $v.kubernetes.enabled) -}}
+{{- $problems = append $problems "config.kubernetes.enable: set kubernetes.enabled instead, which gives the coordinator its rights and its token, too" -}}
+{{- end -}}
+{{- range $key, $_ := pick ($c.kubernetes | default dict) "namespace" "rollouter_deployment" "trainer_deployment" "trainer_kind" "scale_to_zero_on_completion" -}}
+{{- $problems = append $problems (printf "config.kubernetes.%s: the chart sets it (kubernetes.scaleToZeroOnCompletion and trainer.workload are values); leave it out" $key) -}}
 {{- end -}}
 {{- if and $v.rdma.enabled (not (include "headrace.onGpus" .)) -}}
 {{- $problems = append $problems "rdma.enabled: there is nothing to speed up on CPUs; leave it out, or set config.trainer.device to cuda" -}}
@@ -135,7 +182,7 @@
 {{- $problems = append $problems "tls.existingSecret: name the Secret with tls.crt, tls.key and ca.crt" -}}
 {{- end -}}
 {{- with $v.redis.external.url -}}
-{{- if not (regexMatch "^rediss?://" .) -}}
+{{- if not (regexMatch "^rediss?://([^@/?#]*@)?(\\[[0-9a-fA-F:.]+\\]|[^][:/?#@\\s]+)(:[0-9]+)?([/?][^\\s#]*)?$" .) -}}
 {{- $problems = append $problems "redis.external.url: write redis://host:6379/0, or rediss:// for TLS" -}}
 {{- else if regexMatch "^rediss?://[^/]*:[^/]*@|[?&](ssl_)?password=" . -}}
 {{- $problems = append $problems "redis.external.url: leave the password out and name the Secret that holds it in redis.external.existingSecret" -}}

@@ -12,7 +12,7 @@
 {{/* Labels by which a component's pods are found; they never change. Takes (dict "root" $ "component" "queue"). */}}
 {{- define "headrace.selector" -}}
 app.kubernetes.io/name: headrace
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | toYaml }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
