@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.helm import charts
 from tests.helm.render import SCHEMA, schema
-from tests.helm.tools import HelmFailed
+from tests.helm.tools import HelmFailed, run_helm
 
 DEMO = 'config={"model":{"path":"demo:spell_backward"},"trainer":{"device":"cpu"}}'
 
@@ -101,6 +102,8 @@ REFUSED = [
     (('redis.external.url="redis://:pw@h/0"',), "leave the password out"),
     (('redis.external.url="redis://h/0?password=pw"',), "leave the password out"),
     (('redis.external.url="http://h"',), "write redis://host:6379/0"),
+    (('redis.image.tag=""',), "redis.image.tag: name a version, or a digest"),
+    (("podSecurityContext.runAsUser=0",), "podSecurityContext.runAsUser: 0 is root"),
     (('redis.external.url="redis:///0"',), "write redis://host:6379/0"),
     (('redis.external.url="redis://h/0 #x"',), "write redis://host:6379/0"),
 ]
@@ -135,6 +138,12 @@ def test_files_that_are_there_are_taken() -> None:
     assert charts.text(sets=(others, 'files={"reward.py":null}')), "the example gives way to them"
 
 
+def test_files_that_no_config_map_holds(tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(json.dumps({"files": {"large.txt": "x" * 1_000_000}}))
+    with pytest.raises(HelmFailed, match="files: more than a ConfigMap can hold"):
+        run_helm("template", "demo", str(charts.CHART), "--values", str(tmp_path / "values.yaml"))
+
+
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(HelmFailed) as refused:
         charts.text(sets=("tls.enabled=true", "config.trainer.nnodes=2"))
@@ -161,6 +170,8 @@ BY_SCHEMA = [
     ("rollouter.replicas=-1", "'/rollouter/replicas': minimum"),
     ('model.source="s3"', "'/model/source': value must be one of"),
     ('queue.resources.limits.memory="8 GB"', "'/queue/resources/limits/memory': '8 GB' does not match"),
+    ('image.tag="a b"', "'/image/tag': 'a b' does not match"),
+    ('image.registry="http://registry.example"', "'/image/registry': 'http://registry.example' does not"),
     ('image.pullPolicy="always"', "'/image/pullPolicy': value must be one of"),
     ('rollouter.image.digest="latest"', "'/rollouter/image/digest': 'latest' does not match"),
     ('checkpoints.accessModes=["RWX"]', "'/checkpoints/accessModes/0': value must be one of"),

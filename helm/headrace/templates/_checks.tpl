@@ -73,6 +73,9 @@
 {{- $problems = append $problems (printf "files: %s is no file name; use letters, digits, '-', '_' and '.', not two of these at its beginning" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- if gt (len (toJson $v.files)) 1000000 -}}
+{{- $problems = append $problems "files: more than a ConfigMap can hold (1 MiB); put large ones on the volume of the data, or into your images" -}}
+{{- end -}}
 {{- $is := include "headrace.config" . | fromYaml -}}
 {{- $named := dict
   "config.custom_reward_function.path" ($is.custom_reward_function | default dict).path
@@ -180,6 +183,12 @@
 {{- /* Credentials */ -}}
 {{- if and $v.tls.enabled (not $v.tls.existingSecret) -}}
 {{- $problems = append $problems "tls.existingSecret: name the Secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- if and (not $v.redis.external.url) (not $v.redis.image.tag) (not $v.redis.image.digest) -}}
+{{- $problems = append $problems "redis.image.tag: name a version, or a digest: the ledger's server is not to change by itself" -}}
+{{- end -}}
+{{- if and $v.podSecurityContext.runAsNonRoot (eq (toString $v.podSecurityContext.runAsUser) "0") -}}
+{{- $problems = append $problems "podSecurityContext.runAsUser: 0 is root, which runAsNonRoot refuses; choose another, e.g. 2000" -}}
 {{- end -}}
 {{- with $v.redis.external.url -}}
 {{- if not (regexMatch "^rediss?://([^@/?#]*@)?(\\[[0-9a-fA-F:.]+\\]|[^][:/?#@\\s]+)(:[0-9]+)?([/?][^\\s#]*)?$" .) -}}
