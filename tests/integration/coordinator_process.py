@@ -144,7 +144,7 @@ class Coordinator:
         """Start, and return once it serves."""
         self.start()
         self.port = await until(
-            self._served_port, f"the coordinator to serve; its log: {self.folder / 'log'}"
+            self._served_port, f"the coordinator to serve; its log: {self.folder / 'log'}", 90.0
         )
         return self
 
