@@ -20,6 +20,7 @@ import redis
 import uvicorn
 
 from headrace import environment, logs, tls
+from headrace.comm import CommunicatorError, nccl_version
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
@@ -57,8 +58,9 @@ class Rollouter:
         config = self.config
         tls.check()
         listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
+        nccl = nccl_version(config.sync.transport)  # so does a missing NCCL
         scorer = build_scorer(config)
-        await scorer.start()  # so does a reward that cannot be loaded
+        await scorer.start()  # and a reward that cannot be loaded
         ledger = AsyncLedger(
             connect_async(environment.redis_url()),
             config.name,
@@ -87,6 +89,7 @@ class Rollouter:
             self.incarnation,
             environment.coordinator(),
             environment.token(),
+            nccl,
         )
         app = build_app(self.engine, self._missing)
         server = uvicorn.Server(
@@ -220,7 +223,7 @@ def main() -> None:
         config = load(args.config)
         bind(config.rollout.cpus, "rollout.cpus")
         code = asyncio.run(Rollouter(config, args).run())
-    except (ConfigError, RewardError, EnvironmentFailed, ValueError) as error:
+    except (ConfigError, RewardError, EnvironmentFailed, CommunicatorError, ValueError) as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_CONFIG
     except LedgerUnavailable as error:
