@@ -16,7 +16,7 @@ LOCKS = DOCKER / "locks"
 SERVICES = ("queue", "coordinator", "trainer", "rollouter")
 BY_DEVICE = ("trainer", "rollouter")
 """Those whose image depends on DEVICE."""
-IMAGES = [(service, device) for service in SERVICES for device in ("cpu", "cuda")]
+IMAGES = [(service, "cpu") for service in SERVICES] + [(service, "cuda") for service in BY_DEVICE]
 ENVIRONMENT = "/opt/headrace"
 
 
@@ -64,13 +64,18 @@ def stages(text: str, device: str) -> list[Stage]:
     return out
 
 
+def chain(every: list[Stage], last: Stage) -> list[Stage]:
+    """`last` after the stages it is built upon, the outermost base first."""
+    found = [last]
+    while (base := next((s for s in every if s.name == found[0].base), None)) is not None:
+        found.insert(0, base)
+    return found
+
+
 def image(text: str, device: str) -> list[Stage]:
-    """The last stage after those it is built upon, the outermost base first."""
+    """The stages that the image itself is made of."""
     every = stages(text, device)
-    chain = [every[-1]]
-    while (base := next((s for s in every if s.name == chain[0].base), None)) is not None:
-        chain.insert(0, base)
-    return chain
+    return chain(every, every[-1])
 
 
 def base_image(text: str, device: str) -> str:
@@ -88,20 +93,15 @@ def environment(text: str, device: str) -> dict[str, str]:
 
 def commands(text: str, device: str) -> list[Command]:
     """What makes the image's Python environment and what else it runs, in order."""
-    chain = image(text, device)
-    for stage in list(chain):
+    every = stages(text, device)
+    parts = image(text, device)
+    for stage in list(parts):
         for rest in stage.of("COPY"):
             if taken := re.fullmatch(rf"--from=(\S+) {ENVIRONMENT} {ENVIRONMENT}", rest):
-                every = stages(text, device)
-                last = next(i for i, s in enumerate(every) if s.name == taken[1])
-                cut = every[: last + 1]
-                before = [cut[-1]]
-                while (base := next((s for s in cut if s.name == before[0].base), None)) is not None:
-                    before.insert(0, base)
-                chain = before + chain
+                parts = chain(every, next(s for s in every if s.name == taken[1])) + parts
     out: list[Command] = []
     files: dict[str, str] = {}
-    for stage in chain:
+    for stage in parts:
         for word, rest in stage.lines:
             if word == "COPY" and not rest.startswith("--from"):
                 *sources, target = rest.split()

@@ -46,8 +46,8 @@ def other_nccl(trainer: TrainerConnection | None, member: MemberConnection) -> s
     if trainer is None or trainer.nccl == member.nccl:
         return ""
     return (
-        f"NCCL {member.nccl or 'missing'} here, {trainer.nccl or 'missing'} at the trainer: a weight group needs "
-        "one version and one sync.transport; build both images from one release"
+        f"NCCL {member.nccl or 'missing'} here, {trainer.nccl or 'missing'} at the trainer: a weight group "
+        "needs one version and one sync.transport; build both images from one release"
     )
 
 
