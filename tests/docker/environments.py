@@ -9,9 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.docker.dockerfiles import DOCKER, ENVIRONMENT, ROOT, SERVICES, Command, commands, text_of
-
-__all__ = ["DOCKER", "PACKAGES", "ROOT", "SERVICES", "bare", "build_context", "install"]
+from tests.docker.dockerfiles import ENVIRONMENT, ROOT, Command, commands, text_of
 
 PACKAGES = {
     "queue": "headrace_queue",
@@ -19,6 +17,13 @@ PACKAGES = {
     "trainer": "headrace_trainer",
     "rollouter": "headrace_rollouter",
 }
+LATE = {
+    "queue": ["headrace.reward.reasoning_gym_score", "headrace.reward.math_verify_score", "datasets"],
+    "coordinator": ["kubernetes"],
+    "trainer": ["tensorboard", "wandb"],
+    "rollouter": ["headrace.reward.reasoning_gym_score", "headrace.reward.math_verify_score"],
+}
+"""What a service imports only when its configuration asks for it."""
 PYTHONS = {f"{ENVIRONMENT}/bin/python", "python3"}
 NOT_HERE = {"apt-get", "rm"}
 """Commands that concern the image's own file system; what they do is checked by reading."""
@@ -52,6 +57,15 @@ def install(service: str, folder: Path, context: Path, device: str = "cpu") -> P
         if command.words[0] not in NOT_HERE:
             _run(command, python, context)
     return python
+
+
+def import_late(service: str, python: Path) -> None:
+    """Fails when the environment lacks what the service imports late."""
+    done = subprocess.run(
+        [python, "-c", "import " + ", ".join(LATE[service])],
+        env=bare(), cwd=python.parent, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{service}: {done.stderr}"
 
 
 def _run(command: Command, python: Path, context: Path) -> None:

@@ -34,7 +34,7 @@ from tests.docker.dockerfiles import (
     stages,
     text_of,
 )
-from tests.docker.environments import PACKAGES, bare, build_context, install
+from tests.docker.environments import PACKAGES, bare, build_context, import_late, install
 from tests.integration.queue_process import write_tokenizer
 from tests.waiting import until
 
@@ -267,6 +267,7 @@ def test_queue_and_coordinator_start_from_their_locks(tmp_path: Path) -> None:
             for service, event in (("queue", "listening"), ("coordinator", "serving")):
                 words = ["--config", tmp_path / "run.yaml", "--port", "0"]
                 python = install(service, tmp_path / service, context)
+                import_late(service, python)
                 log = tmp_path / f"{service}.log"
                 with log.open("wb") as out:
                     process = subprocess.Popen(
