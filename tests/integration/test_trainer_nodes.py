@@ -12,8 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headrace.net import free_port
 from headrace.runner.guardian import MARK, kill_marked, marked
 from headrace.runner.layout import complete_checkpoints
+from tests.helm import charts
+from tests.helm.objects import pods
 from tests.integration.run_process import ROOT, SAMPLES_PER_UPDATE, Run, make_run, wait_for
 from tests.waiting import until
 
@@ -25,8 +28,33 @@ FIRST, SECOND = "127.0.0.2", "127.0.0.3"
 OTHER_NODE = f"other-node-{os.getpid()}"
 
 
+def command_of_a_pod(run: Run, number: int, scratch: Path) -> list[str]:
+    """What the chart has the container of a trainer pod run, with this machine's files and a free port."""
+    two_nodes = (
+        "config.trainer.nnodes=2",
+        "config.trainer.n_gpus_per_node=1",
+        'checkpoints.accessModes=["ReadWriteMany"]',
+    )
+    (pod,) = [
+        p for p in pods(charts.rendered("ci/demo-cpu.yaml", sets=two_nodes)) if p.component == "trainer"
+    ]
+    (container,) = pod.spec["containers"]
+    here = {
+        "/etc/headrace/config/config.yaml": str(run.directory / "config.yaml"),
+        "/scratch": str(scratch),
+        "$(POD_IP)": SECOND,
+        "$(POD_NAME)": f"trainer-{number}",
+    }
+    words = [*container["command"], *container["args"]]
+    for there, path in here.items():
+        assert any(there in word for word in words), (there, words)
+        words = [word.replace(there, path) for word in words]
+    program = str(Path(sys.executable).parent / words[0])
+    return [program, *(f"--port={free_port()}" if w.startswith("--port=") else w for w in words[1:])]
+
+
 def start_node(run: Run, number: int, log: Path) -> subprocess.Popen[bytes]:
-    """What the container of a trainer pod runs."""
+    """The other node's pod."""
     ends = run.endpoints
     env = {
         **os.environ,
@@ -35,20 +63,12 @@ def start_node(run: Run, number: int, log: Path) -> subprocess.Popen[bytes]:
         "HEADRACE_RDZV": ends["rendezvous"],
         "HEADRACE_RUN_DIR": str(run.directory),
         "HEADRACE_TOKEN": ends["token"],
-        "HEADRACE_NODE_ADDRESS": SECOND,
         "OMP_NUM_THREADS": "1",
         MARK: f"{OTHER_NODE}/{number}",
     }
     with log.open("ab") as output:
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "headrace_trainer",
-                "--config",
-                str(run.directory / "config.yaml"),
-                "--stay",
-            ],
+            command_of_a_pod(run, number, log.parent / f"scratch-{number}"),
             cwd=ROOT,
             env=env,
             stdout=output,
