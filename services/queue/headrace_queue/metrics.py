@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from headrace.ledger.model import Model
 from headrace.ledger.replies import Stats
+from headrace.run_log_keys import score_names
 from headrace_queue.loops import Pulse
 from headrace_queue.validation import Score
 
@@ -96,11 +97,9 @@ class QueueCollector(Collector):
             labels=["data_source"],
         )
         for row in self.scores:
-            if row.reward is not None:
-                score.add_metric([row.data_source, f"reward/mean@{row.k}"], row.reward)
-            for name, value in (("best", row.best), ("maj", row.majority)):
-                if value is not None:
-                    score.add_metric([row.data_source, f"reward/{name}@{row.k}"], value)
+            for key, name in score_names(row.k).items():
+                if (value := getattr(row, key)) is not None:
+                    score.add_metric([row.data_source, name], value)
             unfinished.add_metric([row.data_source], row.unfinished)
         yield from (score, unfinished)
 
