@@ -11,6 +11,7 @@ import time
 import pytest
 from prometheus_client import REGISTRY
 
+from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics as coordinator
 from headrace_rollouter import metrics as rollouter
 from headrace_trainer import metrics as trainer
@@ -124,6 +125,28 @@ def observe(gap: int, bound: float) -> None:
     trainer.observe({**ROW, "staleness/version_gap/max": gap}, {}, 4, 8, nothing, bound)
 
 
+def test_an_update_is_counted_under_the_right_names() -> None:
+    names = {
+        "headrace_update_gap_steps_sum": 3.0 + 5.0 + 5.0 + 4.0,
+        "headrace_partial_span_versions_sum": 0.0 + 1.0 + 2.0 + 0.0,
+        "headrace_partial_samples_trained_total": 2.0,
+        "headrace_queue_message_latency_seconds_sum": 0.5 + 0.25,
+        "headrace_reward_count": 2.0,
+        "headrace_trained_response_length_tokens_sum": 70.0,
+        "headrace_version_gap_versions_sum": 6.0,
+        "headrace_samples_trained_total": 4.0,
+        "headrace_trajectories_trained_total": 32.0,
+        "headrace_stale_samples_trained_total": 3.0,
+        "headrace_stale_trajectories_trained_total": 24.0,
+        "headrace_tokens_trained_total": 20.0,
+        "headrace_local_updates_total": 1.0,
+    }
+    before = {name: value(name) for name in names}
+    seen = trainer.Observed((0, 1, 2, 0), (3, 5, 5, 4), (0.5, 0.25), (1.0, 0.5), (30, 40))
+    trainer.observe(ROW, {}, 4, 8, seen, 2.0)
+    assert {name: value(name) - before[name] for name in names} == pytest.approx(names)
+
+
 def test_what_no_update_has_told_yet_is_not_shown() -> None:
     """In a process of its own: an update that another test has shown stays."""
     code = (
@@ -182,3 +205,13 @@ def test_the_canary_is_the_worst_of_the_newest_version() -> None:
         canary.reported(version, difference)
         shown.append(value("headrace_sync_logprob_diff"))
     assert shown == [0.2, 0.2, 0.05, math.inf, 0.0]
+
+
+def test_a_round_is_shown() -> None:
+    names = ("headrace_sync_bytes_total", "headrace_sync_failures_total")
+    before = value(names[0]), value(names[1], reason="attempt")
+    coordinator.observe_round(pb.Committed(version=7, members=5, attempts=3, total_s=2.0), 100)
+    assert value("headrace_policy_version") == 7
+    assert value("headrace_sync_group_size") == 5
+    assert value(names[0]) - before[0] == 100
+    assert value(names[1], reason="attempt") - before[1] == 2

@@ -140,7 +140,11 @@ def _ledger(stats: Stats) -> Iterator[Metric]:
     yield _gauge("final", "1 once the last commit of the run is made", stats.final)
     yield _gauge("members", "Rollouters that may take and finish work", len(stats.members))
     yield CounterMetricFamily("headrace_queue_issued", "Prompts issued", value=stats.issued_total)
-    yield CounterMetricFamily("headrace_queue_restarted", "Parked work too old", value=stats.restarted)
+    yield CounterMetricFamily(
+        "headrace_queue_restarted",
+        "Partial work thrown away by max_version_gap: its samples started again",
+        value=stats.restarted,
+    )
     yield _by(
         "operation", "headrace_queue_fenced", "Late requests refused, by operation", stats.fenced_by, FENCED
     )

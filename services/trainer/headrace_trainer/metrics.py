@@ -77,7 +77,7 @@ _GAUGES = {
         "actor/lr": "Learning rate of the policy",
         "rollout_corr/ess": "Effective share of the samples by their importance weights as they are, 0 to 1",
         "rollout_corr/kl": "KL divergence from the sampling policy to the current one, per token",
-        "rollout_corr/k3_kl": "The same by the k3 estimator: KL divergence from the sampling policy, never negative",
+        "rollout_corr/k3_kl": "KL divergence from the sampling policy by the k3 estimator, per token",
         "rollout_corr/chi2_token": "Chi-squared divergence from the sampling policy: mean of w^2 - 1",
         "rollout_corr/ppl_ratio": "Perplexity under the current policy over that under the sampling one",
         "rollout_corr/clipped_fraction": "Share of the importance weights that truncation bounded",
