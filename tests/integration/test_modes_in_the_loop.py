@@ -104,6 +104,12 @@ def test_a_mode_comes_to_its_end(
         )
         assert phases == pytest.approx(row["timing_s/step"], rel=0.02, abs=0.01), "steps here take 0.1 s"
         assert ("timing_s/wait_prev_gen" in row) == (config.mode is not None)
+    generated = [row["fully_async/count/total_generated_samples"] for row in rows]
+    assert generated == sorted(generated)
+    assert generated[whole - 1] >= whole * config.samples_per_update
+    assert generated[-1] <= finished.stats.finished
+    assert rows[-1]["fully_async/count/dropped_stale_samples"] <= finished.stats.restarted
+    assert all(row[REWARD_TIME] > 0.0 for row in rows)
     # One sync before anything, one behind every window, one for what is left of the last.
     assert finished.stats.version == -(-len(rows) // config.rule.sync_steps)
     check_timeline(finished, config)
