@@ -131,7 +131,7 @@ class Report:
         if self._log is None:
             return
         now = time.monotonic()
-        metrics.CLOCK.end_wait(now)  # a round without members has no transfer
+        metrics.CLOCK.transfer_begins(now)  # a round without members has none before its end
         self._sync = self._log.committed(c, nbytes, now - self._last_commit)
         self._last_commit = now
         self._read_telemetry()
