@@ -124,6 +124,25 @@ def test_a_change_rolls_the_right_pods(change: str, components: set[str]) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "components"),
+    [
+        ("autoscaling.maxReplicas=9", set()),
+        ("kubernetes.scaleToZeroOnCompletion=true", set()),
+        ('config.kubernetes={"recommendation":{"windows":5},"request_timeout_s":5}', set()),
+        ('config.kubernetes={"trainer_deployment":"other"}', {"coordinator"}),
+    ],
+)
+def test_the_rendezvous_store_stays_where_the_coordinator_follows(change: str, components: set[str]) -> None:
+    """It lies in the coordinator's pod, and the trainer would begin anew."""
+    on = ("kubernetes.enabled=true", "monitoring.podMonitors.enabled=true", "rollouter.replicas=null")
+    scaled = () if "scaleToZero" in change else ("autoscaling.enabled=true",)
+    before, after = (charts.rendered(sets=(*on, *scaled, *more)) for more in ((), (change,)))
+    assert rolled(before, after) == components
+    configs = [get(objects, "ConfigMap", "demo-config")["data"] for objects in (before, after)]
+    assert configs[0] != configs[1]
+
+
 def test_what_the_run_was_begun_with_cannot_change(tmp_path: Path) -> None:
     """Every one of these keys had another value: each is told."""
     before = installed()
@@ -152,6 +171,7 @@ def test_a_new_value_is_told_with_the_old_one(tmp_path: Path) -> None:
 
 HF = ('model.source="hf"', 'model.hf.repo="org/one"')
 HOST = ('model.source="hostPath"', 'model.hostPath.path="/models/one"')
+DEEP = ('model.mountPath="/models/one"', 'config.model.path="/models/one/two"')
 DEMO = ('config.model.path="demo:spell_backward"', 'config.trainer.device="cpu"')
 
 
@@ -166,7 +186,7 @@ DEMO = ('config.model.path="demo:spell_backward"', 'config.trainer.device="cpu"'
         ((), 'model.source="image"', 'model.source: was "pvc" when'),
         (HOST, 'model.hostPath.path="/models/two"', 'model.hostPath.path: was "/models/one" when'),
         (DEMO, 'config.model.path="demo:long_tail"', 'config.model.path: was "demo:spell_backward" when'),
-        ((), 'model.mountPath="/"', 'model.mountPath: was "/model" when'),
+        (DEEP, 'model.mountPath="/models"', 'model.mountPath: was "/models/one" when'),
         ((), 'data.claimName="other"', 'data.claimName: was "headrace-data" when'),
         ((), 'data.claimName=""', 'data.claimName: was "headrace-data" when'),
         ((), 'data.mountPath="/elsewhere"', 'data.mountPath: was "/data" when'),
