@@ -26,8 +26,8 @@ Prometheus has base units and the usual suffixes; each service serves its own at
 """
 
 _REWARDS = """
-Rewards are computed in the rollouters while others generate, so the trainer's row has no `timing_s/reward`:
-the seconds of a sample's reward are `reward_s` in its record (`headrace samples RUN --json`).
+The seconds of a single sample's reward are `reward_s` in its record (`headrace samples RUN --json`), those of
+every call of the reward in `headrace_reward_call_seconds`.
 """
 
 _SYNC = """
@@ -43,7 +43,9 @@ the reports of the engines are in.
 _EVAL = """
 ## Validation log
 
-`eval.jsonl` has one row per validated version and data source.
+`eval.jsonl` has one row per validated version and data source. Trackers show its scores as
+`val/SOURCE/reward/mean@k`, `best@k` and `maj@k`, Prometheus has the same names as `statistic` of
+`headrace_validation_score`.
 
 | key | meaning |
 |---|---|
@@ -61,7 +63,7 @@ _READING = """
 
 - Rollouter idle high, trainer idle low: the trainer is the bottleneck. Give it more, or raise η a little.
 - Trainer idle high, rollouter idle low: add rollouters.
-- Both high: the sync or the reward takes the time; look at `sync/total_s` and `timing_s`.
+- Both high: the sync or the reward takes the time; look at `sync/total_s` and `timing_s/reward`.
 - High wait with a long tail of lengths: partial rollout and stop criteria help, more rollouters do not.
 - `staleness/length_order_corr` far above 0: long answers are always trained late, so they are the stale ones.
 - Whether async training is sound shows in several together: reward against wall clock, version gap, ESS, KL,

@@ -37,6 +37,8 @@ ENVIRONMENT = "with an environment of several turns"
 TOOLS = "with an environment that counts them, such as `calculator`"
 PEAK = "with `trainer.peak_flops`"
 
+REWARD_TIME = "timing_s/reward"
+"""Of all seconds those that are not the trainer's."""
 PART = "reward_part/"
 """What stands before the name of a part of the reward."""
 PARTS = "where the reward gives parts"
@@ -60,8 +62,14 @@ DEFINITIONS: tuple[Keys, ...] = (
         "fully_async/count/{stale_samples_processed,stale_trajectory_processed}",
         "trained with a version gap above 0, so far",
     ),
-    Keys("fully_async/count/total_generated_samples", "samples that the present rollouters have finished"),
-    Keys("fully_async/count/dropped_stale_samples", "samples left out of training"),
+    Keys(
+        "fully_async/count/total_generated_samples",
+        "samples that rollouters have finished so far; one that was finished again counts again",
+    ),
+    Keys(
+        "fully_async/count/dropped_stale_samples",
+        "samples whose partial work `max_version_gap` has thrown away so far; they started again",
+    ),
     Keys("fully_async/count/current_param_version", "committed policy version"),
     Keys(
         "fully_async/partial/{total_partial_num,partial_ratio,max_partial_span}",
@@ -76,6 +84,11 @@ DEFINITIONS: tuple[Keys, ...] = (
         "is trained first, and short answers finish first",
     ),
     Keys("timing_s/step", "the whole row; the phases below add up to it"),
+    Keys(
+        REWARD_TIME,
+        "mean over the samples: seconds from the end of generation to the last reward. No phase of the step: "
+        "rollouters reward while the trainer does something else",
+    ),
     Keys("timing_s/gen_wait", "waiting for samples"),
     Keys("timing_s/wait_prev_gen", "waiting for the batch that generates meanwhile", WAITS),
     Keys("timing_s/old_log_prob", "scoring under the weights at the start of the window"),
@@ -91,6 +104,7 @@ DEFINITIONS: tuple[Keys, ...] = (
         CANARY,
     ),
     Keys("queue/{depth,in_flight,dead,requeued}", "samples, as the ledger counts them"),
+    Keys("queue/dropped", "samples left out of training (`drop_last`, `zero_spread`)"),
     Keys("queue/message_latency_s", "mean seconds from written to read"),
     Keys("queue/oldest_age_s", "age of the oldest finished sample"),
     Keys("queue/rejected", "samples that were not finite and went back"),
@@ -170,6 +184,12 @@ EVAL_ROW: tuple[Keys, ...] = (
     ),
 )
 """Keys of a row of `eval.jsonl`."""
+
+
+def score_names(k: int) -> dict[str, str]:
+    """Key of a row of `eval.jsonl` -> verl's name of that score with `k` responses. Trackers show it as
+    `val/SOURCE/NAME`, Prometheus as a value of the label `statistic`."""
+    return {"reward": f"reward/mean@{k}", "best": f"reward/best@{k}", "majority": f"reward/maj@{k}"}
 
 
 def problems(keys: set[str], present: set[str]) -> list[str]:

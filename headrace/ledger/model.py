@@ -255,6 +255,7 @@ class Model(SampleModel):
             fenced=sum(self.fenced_by.values()),
             fenced_by=dict(self.fenced_by),
             requeued=dict(self.requeued),
+            finished=self.finishes,
             restarted=self.restarted,
             died=dict(self.died),
             left=dict(self.left),

@@ -380,6 +380,7 @@ def _stats(raw: Any) -> r.Stats:
         fenced=int(meta["fenced"]),
         fenced_by=data["fenced_by"],
         requeued=data["requeued"],
+        finished=int(meta["seq"]),
         restarted=int(meta.get("restarted", 0)),
         died=data["died"],
         left=data["left"],

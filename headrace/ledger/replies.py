@@ -217,6 +217,8 @@ class Stats:
     """The same by operation; `finish` are complete results that came too late."""
     requeued: dict[str, int]
     """Transitions back into `ready` so far, by reason."""
+    finished: int
+    """Complete results accepted so far; of a sample that went back and was finished again each."""
     restarted: int
     """Parked work too old to continue, started again from its prompt."""
     died: dict[str, int]

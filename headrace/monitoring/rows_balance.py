@@ -20,9 +20,15 @@ _BUSY = share("headrace_rollouter_active_seconds_total", "headrace_rollouter_win
 _ROLLOUTER_IDLE = f"clamp_min(1 - {_BUSY}, 0)"
 _UP = of_run("up", 'job="rollouter"')
 _FIRING = of_run("ALERTS", 'alertname=~"Headrace.*", alertstate="firing"')
+# The chart shortens a long release's name for its objects, so the Deployment's comes from the pods beside it:
+# any of the run's, since there may be no rollouter.
+_DEPLOYMENT = (
+    f"label_replace({of_run('up')}, "
+    '"deployment", "$1-rollouter", "pod", "(.+)-(?:coordinator|queue|rollouter|trainer)-.+")'
+)
 _DESIRED = (
-    'sum(kube_deployment_spec_replicas{namespace=~"$namespace", deployment=~"($release).*-rollouter"}) '
-    f"or count({_UP})"
+    'sum(kube_deployment_spec_replicas{namespace=~"$namespace"} '
+    f"and on (namespace, deployment) {_DEPLOYMENT}) or count({_UP})"
 )
 
 OVERVIEW = Row(
@@ -111,7 +117,7 @@ _WHAT_TO_DO = """
 |---|---|---|
 | high | low | move GPUs to the rollouters, or add replicas |
 | low | high | move GPUs to the trainer, or raise η a little |
-| high | high | the sync or the reward takes the time: look at the sync row, and at the reward |
+| high | high | the sync or the reward takes the time: look at the sync row, then at the reward's seconds |
 | low | low | balanced |
 
 A high wait with **uniform lengths** asks for more rollout GPUs. A high wait with a **long tail** (p99 far
@@ -151,6 +157,13 @@ BALANCE = Row(
             "percentunit",
             ("{{release}}", of_run("release:headrace_rollouter_utilization:ratio")),
             about="Running sequences over those of full slots.",
+        ),
+        lines(
+            "Seconds of the reward",
+            "s",
+            ("p50", quantile(0.5, "headrace_reward_call_seconds")),
+            ("p99", quantile(0.99, "headrace_reward_call_seconds")),
+            about="Of one call, of any source. A sample's slots are taken until its last reward is there.",
         ),
         lines(
             "Seconds of an update by phase",

@@ -100,6 +100,11 @@ QUEUE = Row(
                 "{{reason}}",
                 f"sum by (reason) (increase({of_run('headrace_queue_requeued_total')}[$__rate_interval]))",
             ),
+            (
+                "too old to continue",
+                f"sum by (release) (increase({of_run('headrace_queue_restarted_total')}[$__rate_interval]))",
+            ),
+            about="Too old to continue: partial work that max_version_gap throws away.",
         ),
         lines(
             "Failures",

@@ -12,6 +12,7 @@ import pytest
 from headrace.cli.trace import merge, validate
 from headrace.config import RunConfig
 from headrace.config_load import load
+from headrace.run_log_keys import REWARD_TIME
 from headrace.staleness import Mode
 from headrace.trace import read
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
@@ -98,9 +99,17 @@ def test_a_mode_comes_to_its_end(
     if config.rule.crosses is not None:
         assert all(row["fully_async/partial/max_partial_span"] < config.rule.crosses for row in rows)
     for row in rows:
-        phases = sum(v for k, v in row.items() if k.startswith("timing_s/") and k != "timing_s/step")
+        phases = sum(
+            v for k, v in row.items() if k.startswith("timing_s/") and k not in ("timing_s/step", REWARD_TIME)
+        )
         assert phases == pytest.approx(row["timing_s/step"], rel=0.02, abs=0.01), "steps here take 0.1 s"
         assert ("timing_s/wait_prev_gen" in row) == (config.mode is not None)
+    generated = [row["fully_async/count/total_generated_samples"] for row in rows]
+    assert generated == sorted(generated)
+    assert generated[whole - 1] >= whole * config.samples_per_update
+    assert generated[-1] <= finished.stats.finished
+    assert rows[-1]["fully_async/count/dropped_stale_samples"] <= finished.stats.restarted
+    assert all(row[REWARD_TIME] > 0.0 for row in rows)
     # One sync before anything, one behind every window, one for what is left of the last.
     assert finished.stats.version == -(-len(rows) // config.rule.sync_steps)
     check_timeline(finished, config)

@@ -38,6 +38,7 @@ def add_rows(directory: Path, *steps: int, lineage: int = 1) -> None:
 def add_score(directory: Path, version: int, reward: float) -> None:
     with (directory / "eval.jsonl").open("a") as file:
         row = {"version": version, "data_source": "s", "reward": reward, "n": 9, "unfinished": 0}
+        row |= {"k": 4, "best": reward + 0.25, "majority": reward - 0.125}
         file.write(json.dumps(row) + "\n")
 
 
@@ -68,7 +69,8 @@ def test_tensorboard_has_one_point_a_step_over_a_resume(tmp_path: Path) -> None:
     assert points == [(1, 1.01), (2, 1.02), (3, 2.03), (4, 2.04), (5, 2.05)]
     add_score(tmp_path, 2, 0.5)
     one_start(config, tmp_path, 5)
-    assert tensorboard_points(tmp_path, "val/s/reward")[-1] == (5, 0.5)
+    for name, score in (("mean", 0.5), ("best", 0.75), ("maj", 0.375)):  # verl's keys
+        assert tensorboard_points(tmp_path, f"val/s/reward/{name}@4")[-1] == (5, score)
 
 
 def test_the_report_feeds_it(tmp_path: Path, ranks: Ranks) -> None:
@@ -138,8 +140,8 @@ def wandb_history(directory: Path) -> tuple[list[tuple[int, float]], list[float]
                 row = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
                 if "reward/mean" in row:
                     out.append((row["_step"], row["reward/mean"]))
-                if "val/s/reward" in row:
-                    scores.append(row["val/s/reward"])
+                if "val/s/reward/mean@4" in row:
+                    scores.append(row["val/s/reward/mean@4"])
     return out, scores
 
 

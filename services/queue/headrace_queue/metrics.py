@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from headrace.ledger.model import Model
 from headrace.ledger.replies import Stats
+from headrace.run_log_keys import score_names
 from headrace_queue.loops import Pulse
 from headrace_queue.validation import Score
 
@@ -96,11 +97,9 @@ class QueueCollector(Collector):
             labels=["data_source"],
         )
         for row in self.scores:
-            if row.reward is not None:
-                score.add_metric([row.data_source, f"reward/mean@{row.k}"], row.reward)
-            for name, value in (("best", row.best), ("maj", row.majority)):
-                if value is not None:
-                    score.add_metric([row.data_source, f"reward/{name}@{row.k}"], value)
+            for key, name in score_names(row.k).items():
+                if (value := getattr(row, key)) is not None:
+                    score.add_metric([row.data_source, name], value)
             unfinished.add_metric([row.data_source], row.unfinished)
         yield from (score, unfinished)
 
@@ -141,7 +140,11 @@ def _ledger(stats: Stats) -> Iterator[Metric]:
     yield _gauge("final", "1 once the last commit of the run is made", stats.final)
     yield _gauge("members", "Rollouters that may take and finish work", len(stats.members))
     yield CounterMetricFamily("headrace_queue_issued", "Prompts issued", value=stats.issued_total)
-    yield CounterMetricFamily("headrace_queue_restarted", "Parked work too old", value=stats.restarted)
+    yield CounterMetricFamily(
+        "headrace_queue_restarted",
+        "Partial work thrown away by max_version_gap: its samples started again",
+        value=stats.restarted,
+    )
     yield _by(
         "operation", "headrace_queue_fenced", "Late requests refused, by operation", stats.fenced_by, FENCED
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
+from headrace.late_gauge import LateGauge
 from headrace.ledger.replies import TakeStatus
 
 disable_created_metrics()  # half of all series, which nobody reads
@@ -19,7 +20,7 @@ ACTIVE = Counter(
     "headrace_rollouter_active_seconds_total", "Seconds in which the engine had a running request"
 )
 WINDOW = Counter("headrace_rollouter_window_seconds_total", "Seconds in which the engine could have run")
-IDLE = Gauge(
+IDLE = LateGauge(
     "headrace_rollouter_idle_ratio",
     "Share of the time of the version before this one in which the engine had no running request",
 )
@@ -47,12 +48,16 @@ ENVIRONMENT_SECONDS = Histogram(
     ["call"],
     buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60),
 )
+REWARD_SECONDS = Histogram(
+    "headrace_reward_call_seconds",
+    "Seconds of one call of the reward, of any source, waiting for its turn included",
+    buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300),
+)
 
 FAILURES = ("malformed", "timeout", "generation_error", "environment_error", "reward_error")
 """What a rollouter fails a sample with."""
 
 VERSION.set(-1)
-IDLE.set(1.0)
 # From the start at 0: the first of a kind would not show as an increase.
 for _reason in FAILURES:
     FAILED.labels(reason=_reason)
@@ -80,6 +85,6 @@ class Usage:
         self._active_s, self._window_s, self._tokens = active_s, window_s, tokens
         if version != self._version:
             could = window_s - self._began[1]
-            if could > 0:
+            if could > 0 and self._version >= 0:  # before the first version there was nothing to run
                 IDLE.set(min(1.0, max(0.0, 1.0 - (active_s - self._began[0]) / could)))
             self._version, self._began = version, (active_s, window_s)

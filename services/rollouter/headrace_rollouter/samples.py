@@ -110,6 +110,7 @@ class Samples:
         except Exception as error:  # user code: RewardError, and whatever else it manages to raise
             await self._fail(item, "reward_error", _trace(error))
             return
+        scored = time.monotonic()
         await self._serving.trusted.wait()
         baseline = group.pop().reward if self._config.has_greedy_baseline else None
         sample = Sample(
@@ -118,7 +119,7 @@ class Samples:
             self._owner,
             item.attempt,
             generated - began,
-            time.monotonic() - generated,
+            scored - generated,
             baseline,
         )
         shown["partial"] = sample.span > 0

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.config import RunConfig
 from headrace.reward import RewardError, Scorer
 from headrace.wire import Prompt, Trajectory
+from headrace_rollouter import metrics
 from headrace_rollouter.trajectories import Trajectories
 
 
@@ -50,9 +51,10 @@ class Scoring:
         if outcome is None or outcome.reward is None:
             text = self._decode(t.token_ids.tolist())
             self.scored += 1
-            t.reward, t.reward_parts = await self._scorer.score(
-                prompt.data_source, text, prompt.ground_truth, self._extra_info(prompt, t)
-            )
+            with metrics.REWARD_SECONDS.time():
+                t.reward, t.reward_parts = await self._scorer.score(
+                    prompt.data_source, text, prompt.ground_truth, self._extra_info(prompt, t)
+                )
         else:
             t.reward, t.reward_parts = outcome.reward, dict(outcome.reward_parts)
         if outcome is not None:
@@ -74,9 +76,10 @@ class Scoring:
             return outcome.reward, self._trajectories.last_turn(t)
         text = self._decode(t.token_ids.tolist())
         self.scored += 1
-        return await self._scorer.judge(
-            prompt.data_source, text, prompt.ground_truth, self._extra_info(prompt, t)
-        )
+        with metrics.REWARD_SECONDS.time():
+            return await self._scorer.judge(
+                prompt.data_source, text, prompt.ground_truth, self._extra_info(prompt, t)
+            )
 
     def _extra_info(self, prompt: Prompt, t: Trajectory) -> dict[str, Any]:
         info = {**prompt.extra_info, "finish_reason": t.finish_reason.name.lower()}

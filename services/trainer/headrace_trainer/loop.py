@@ -207,8 +207,8 @@ class Trainer:
 
     def train(self, batch: Batch) -> None:
         """One local update: R optimizer steps over the claimed samples, then the acknowledgement."""
-        self.report.begin_update(batch, self.window)
-        self.rule.check(self.window, (item.min_version for item in batch.items))
+        bound = self.rule.check(self.window, (item.min_version for item in batch.items))
+        self.report.begin_update(batch, self.window, bound)
         p = self.progress
         learned = self.learner.learn(batch.mini, p.step_of_version, p.optimizer_steps, self.report.phase)
         p.kl_coef = self.learner.adapted_kl_coef
@@ -225,6 +225,7 @@ class Trainer:
                 self.finish_sync()
                 self.begin_sync(final=last)
                 if self.config.waits_for_commit:
+                    self.report.wait_for_generation()
                     self.finish_sync()
             if self.config.waits_for_commit and self.ranks.is_first:
                 self.report.waited_for_generation()

@@ -73,6 +73,7 @@ class Report:
         self._sync: dict[str, float] = {}
         self._last_commit = self._started
         self._window = -1  # the one in which the batch was claimed
+        self._gap_bound = 0.0  # versions, of that batch
         self._read_at = 0.0  # wall clock, when the batch was here
         self._telemetry: dict[str, telemetry.RolloutTelemetry] = {}
         self._idle: float | None = None
@@ -102,6 +103,10 @@ class Report:
             self._phases[name] = self._phases.get(name, 0.0) + spent - self._inner_s
             self._inner_s = inner_before + spent
 
+    def wait_for_generation(self) -> None:
+        """The round that is waited for now lets running work finish first."""
+        metrics.CLOCK.begin_wait(time.monotonic(), until_transfer=True)
+
     def waited_for_generation(self) -> None:
         """The round that has just committed let running work finish first: that part of `param_sync` is the
         wait for the batch that generated meanwhile."""
@@ -110,14 +115,15 @@ class Report:
         self._phases["wait_prev_gen"] = self._phases.get("wait_prev_gen", 0.0) + waited
         self._trace.instant("waited for generation", seconds=waited)
 
-    def begin_update(self, batch: Batch, window: int) -> None:
-        """The batch is here: what lies between the last row's end and now was waiting for it."""
+    def begin_update(self, batch: Batch, window: int, gap_bound: float) -> None:
+        """The batch is here: what lies between the last row's end and now was waiting for it. `gap_bound`:
+        largest version gap that its samples may have."""
         # Of an update whose samples all went back there is no row: its phases go into the next one's.
         now = time.monotonic()
         self._phases["gen_wait"] = self._phases.get("gen_wait", 0.0) + now - self._mark
         metrics.CLOCK.end_wait(now)
         self._trace.complete("gen_wait", int(self._mark * 1e9), int(now * 1e9), samples=len(batch.items))
-        self._window, self._read_at = window, time.time()
+        self._window, self._gap_bound, self._read_at = window, gap_bound, time.time()
 
     # -- sync ------------------------------------------------------------------------------------
 
@@ -125,6 +131,7 @@ class Report:
         if self._log is None:
             return
         now = time.monotonic()
+        metrics.CLOCK.transfer_begins(now)  # a round without members has none before its end
         self._sync = self._log.committed(c, nbytes, now - self._last_commit)
         self._last_commit = now
         self._read_telemetry()
@@ -186,6 +193,7 @@ class Report:
             facts = self._ranks.gather_all(
                 {
                     "rewards": [t.reward for t in mine],
+                    "reward_s": [s.reward_s for mini in batch.mini for s in mini],
                     "parts": part_sums([t.reward_parts for t in mine]),
                     "lengths": [len(t.token_ids) for t in mine],
                     "tokens": sum(
@@ -238,7 +246,7 @@ class Report:
             rewards=[r for f in facts for r in f["rewards"]],
             lengths=[n for f in facts for n in f["lengths"]],
         )
-        metrics.observe(row, self._phases, samples, self._config.rollout.n, seen)
+        metrics.observe(row, self._phases, samples, self._config.rollout.n, seen, self._gap_bound)
         self._phases = {}
         self._sync = {}
         self._skipped = self._rejected = 0
@@ -280,8 +288,8 @@ class Report:
             "trainer/idle_ratio": sum(self._phases.get(name, 0.0) for name in WAITS) / step_s,
             "fully_async/count/stale_samples_processed": p.stale_samples,
             "fully_async/count/stale_trajectory_processed": p.stale_trajectories,
-            "fully_async/count/total_generated_samples": sum(t.samples for t in self._telemetry.values()),
-            "fully_async/count/dropped_stale_samples": stats.counts["dropped"],
+            "fully_async/count/total_generated_samples": stats.finished,
+            "fully_async/count/dropped_stale_samples": stats.restarted,
             "fully_async/count/current_param_version": stats.version,
             "fully_async/partial/total_partial_num": partial,
             "fully_async/partial/partial_ratio": partial / in_window if in_window else 0.0,
@@ -292,6 +300,7 @@ class Report:
             "queue/message_latency_s": sum(_latencies(batch, self._read_at)) / samples,
             "queue/oldest_age_s": stats.oldest_queued_age_s,
             "queue/dead": stats.counts["dead"],
+            "queue/dropped": stats.counts["dropped"],
             "queue/requeued": sum(stats.requeued.values()),
             "perf/samples_per_s": samples / step_s,
             "perf/tokens_per_s": tokens / step_s,
@@ -320,6 +329,7 @@ class Report:
             "response_length/clip_ratio": sum(f["cut"] for f in facts) / len(lengths),
             "group/zero_std_ratio": sum(f["zero"] for f in facts) / samples,
             "timing_s/step": step_s,
+            "timing_s/reward": sum(s for f in facts for s in f["reward_s"]) / samples,
             **{f"timing_s/{name}": seconds for name, seconds in self._phases.items()},
             **learned.metrics,
             **self._sync,

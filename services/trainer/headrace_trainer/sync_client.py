@@ -21,7 +21,7 @@ from headrace.environment import bearer
 from headrace.staleness import StalenessRule
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace_trainer import heartbeat
+from headrace_trainer import heartbeat, metrics
 from headrace_trainer.weight_server import MovedOn, WeightServer
 
 log = logging.getLogger("headrace.trainer.sync")
@@ -190,7 +190,10 @@ class SyncClient:
             out.put(None)  # lets the sending side end
 
     def _on(self, command: pb.TrainerCommand) -> None:
-        match command.WhichOneof("command"):
+        kind = command.WhichOneof("command")
+        if kind in ("form", "send"):
+            metrics.CLOCK.transfer_begins(time.monotonic())
+        match kind:
             case "form":
                 form = command.form
                 try:

@@ -34,6 +34,7 @@ from typing import Any, Protocol
 from headrace import logs
 from headrace.config import RunConfig
 from headrace.environment import without_secrets
+from headrace.run_log_keys import score_names
 from headrace.runner.layout import read_json, read_rows, write_json
 from headrace.runner.summary import eval_rows
 
@@ -232,7 +233,9 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def score_values(score: Mapping[str, Any]) -> dict[str, float]:
-    kept = {key: score.get(key) for key in ("version", "reward", "best", "majority", "unfinished")}
+    """A row of `eval.jsonl` under verl's keys: `val/SOURCE/reward/mean@k`, `best@k`, `maj@k`."""
+    named = {"version": "version", "unfinished": "unfinished", **score_names(score.get("k") or 1)}
+    kept = {name: score.get(key) for key, name in named.items()}
     return {f"val/{score['data_source']}/{key}": value for key, value in numbers(kept).items()}
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from headrace.staleness import StalenessRule, gap_bound
-from headrace_trainer import metrics
 
 log = logging.getLogger("headrace.trainer")
 
@@ -33,14 +32,14 @@ class WindowRule:
         """No sample is left over from one window to the next."""
         return self.present.max_required == self.present.window
 
-    def check(self, window: int, oldest: Iterable[int]) -> None:
-        """`oldest`: version of the oldest token, of each sample that the window trains. The gate bounds the
-        gap; a sample beyond the bound would mean that the gate is broken. Raises RuntimeError."""
-        bounds = []
+    def check(self, window: int, oldest: Iterable[int]) -> float:
+        """The largest bound that held, infinity for none. `oldest`: version of the oldest token, of each
+        sample that the window trains. The gate bounds the gap; a sample beyond the bound would mean that the
+        gate is broken. Raises RuntimeError."""
+        bounds = [0.0]
         for version in oldest:
             gap, bound = window - version, gap_bound(self._history, version)
             if gap < 0 or (bound is not None and gap > bound):
                 raise RuntimeError(f"version gap {gap} in window {window}, the bound is {bound}")
             bounds.append(math.inf if bound is None else bound)
-        if bounds:
-            metrics.GAP_BOUND.set(max(bounds))
+        return max(bounds)
