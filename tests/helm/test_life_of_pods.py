@@ -19,7 +19,7 @@ def http(path: str) -> dict[str, Any]:
 
 
 ASKED: list[tuple[str, str, str, dict[str, Any] | None]] = [
-    # /healthz: the process and its engine answer, paused too. /readyz: it takes part; who does not must not be killed.
+    # /healthz: process and engine answer, paused too. /readyz: it takes part; who does not is not killed.
     ("defaults", "rollouter", "startupProbe", http("/healthz")),
     ("defaults", "rollouter", "livenessProbe", http("/healthz")),
     ("defaults", "rollouter", "readinessProbe", http("/readyz")),
@@ -48,7 +48,7 @@ def test_what_a_probe_asks(preset: str, container: str, probe: str, action: dict
 @pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe"])
 @pytest.mark.parametrize("preset", ["defaults", "ci/tls.yaml"])
 def test_valkey_is_ready_when_it_answers_who_has_the_password(preset: str, probe: str) -> None:
-    """valkey-cli finds it in REDISCLI_AUTH. It ends with 0 on an error of the server, too: the answer has to be PONG."""
+    """valkey-cli finds it in REDISCLI_AUTH. It ends with 0 on the server's errors, too: PONG has to come."""
     (pod,) = [pod for pod in pods(charts.rendered(preset)) if pod.component == "redis"]
     (container,) = pod.spec["containers"]
     script = container[probe]["exec"]["command"][-1]
@@ -71,7 +71,7 @@ def test_how_pods_are_replaced() -> None:
 
 
 def test_who_is_found_before_it_is_ready() -> None:
-    """The trainer's nodes meet beside a coordinator that may be starting anew; nobody else is to be asked so early."""
+    """The trainer's nodes meet beside a coordinator that may be starting; nobody else is asked so early."""
     early = {
         o["metadata"]["name"]: o["spec"].get("publishNotReadyAddresses", False)
         for o in of_kind(charts.rendered(), "Service")
@@ -82,7 +82,7 @@ def test_who_is_found_before_it_is_ready() -> None:
 
 
 def test_how_the_trainer_and_rollouters_are_started() -> None:
-    """A trainer that is done stays: what exits is started again. Both are reached at their pods' addresses."""
+    """A trainer that is done stays: what exits is started again. Both are found by the addresses of pods."""
     for pod in pods(charts.rendered()):
         if pod.component in ("trainer", "rollouter"):
             (container,) = pod.spec["containers"]
@@ -117,8 +117,8 @@ def test_a_deployment_is_late_only_after_its_probe_is() -> None:
     ("nodes", "scheduler", "members"), [(3, "volcano", "3"), (3, "kai", None), (1, "", None)]
 )
 def test_volcano_starts_all_nodes_or_none(nodes: int, scheduler: str, members: str | None) -> None:
-    """It makes a group of one pod for each workload, unless its ReplicaSet says how many: that has the Deployment's
-    annotations."""
+    """It makes a group of one pod for each workload, unless its ReplicaSet says how many: that has the
+    Deployment's annotations."""
     objects = charts.rendered(
         sets=(
             f"config.trainer.nnodes={nodes}",

@@ -1,7 +1,7 @@
 """Every key of values.yaml arrives where it says: a table of a component's keys, then the chart's own.
 
-All keys of all components are set in one rendering, each component with values of its own, so that none can take
-another's.
+All keys of all components are set in one rendering, each component with values of its own, so that none can
+take another's.
 """
 
 from __future__ import annotations
