@@ -407,6 +407,8 @@ def test_what_the_coordinator_is_told_of_its_cluster(value: str, wanted: dict[st
     found = pitfalls.run_config(charts.rendered(sets=(value,)))["kubernetes"]
     assert {key: found[key] for key in wanted} == wanted
     assert "kubernetes" not in pitfalls.run_config(charts.rendered())
+    advice = pitfalls.run_config(charts.rendered("ci/keda.yaml"))["kubernetes"]["recommendation"]
+    assert advice == {"min_rollouters": 2, "max_rollouters": 12}, "no more than KEDA will give"
 
 
 def test_scrapes_find_the_metrics() -> None:
