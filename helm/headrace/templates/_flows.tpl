@@ -47,7 +47,7 @@
 {{- $np := .root.Values.networkPolicy -}}
 {{- $flow := .flow -}}
 {{- if eq $flow.to "dns" -}}
-{{- range $np.dns.ports }}
+{{- range $np.dns.ports | default (list 53) }}
 - {protocol: UDP, port: {{ int . }}}
 - {protocol: TCP, port: {{ int . }}}
 {{- end }}
