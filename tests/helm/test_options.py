@@ -187,9 +187,9 @@ def test_disruption_budgets(component: str) -> None:
 
 def test_images_are_pulled_as_told() -> None:
     objects = charts.rendered(
-        "ci/demo-cpu.yaml", sets=('image.pullPolicy="Never"', 'imagePullSecrets=[{"name":"x"}]')
+        "ci/demo-cpu.yaml", sets=('image.pullPolicy="Always"', 'imagePullSecrets=[{"name":"x"}]')
     )
-    assert {c["imagePullPolicy"] for pod in pods(objects) for c in pod.containers} == {"Never"}
+    assert {c["imagePullPolicy"] for pod in pods(objects) for c in pod.containers} == {"Always"}
     assert [
         pod.component for pod in pods(objects) if pod.spec.get("imagePullSecrets") != [{"name": "x"}]
     ] == []
