@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from headrace.config_base import Section
@@ -32,9 +34,11 @@ class KubernetesConfig(Section):
     rollouter_deployment: str = "headrace-rollouter"
     """Deployment of the rollouters; the name of a pod is its `--replica`."""
     trainer_deployment: str = "headrace-trainer"
-    """Deployment of the trainer's nodes."""
+    """Deployment of the trainer's nodes, or what `trainer_kind` says."""
+    trainer_kind: Literal["Deployment", "LeaderWorkerSet"] = "Deployment"
+    """LeaderWorkerSet: the nodes are its one group."""
     scale_to_zero_on_completion: bool = False
-    """Scale both Deployments to 0 once the trained model is exported."""
+    """Scale rollouters and trainer to 0 once the trained model is exported."""
     deletion_cost_interval_s: float = Field(30.0, gt=0)
     """Least time between two changes of one pod's deletion cost, which follows its tokens in flight."""
     request_timeout_s: float = Field(10.0, gt=0)

@@ -1,9 +1,10 @@
 """A small Kubernetes API server: stateful, with versions, watches, patches and the answers that clients fear.
 
-It serves pods, deployments with their scale, and events of one namespace, over plain HTTP, in the way that
-the official Python client and `kubectl` speak to it. Every write gets a new resourceVersion; a write that
-names an old one is answered 409, a watch from before the kept history 410. `fail` lets the next calls fail.
-Deleting a pod sets its deletionTimestamp first, as long as `graceful` is on; `finish_delete` removes it.
+It serves pods, deployments and leaderworkersets with their scale, and events of one namespace, over plain
+HTTP, in the way that the official Python client and `kubectl` speak to it. Every write gets a new
+resourceVersion; a write that names an old one is answered 409, a watch from before the kept history 410.
+`fail` lets the next calls fail. Deleting a pod sets its deletionTimestamp first, as long as `graceful` is on;
+`finish_delete` removes it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ KINDS = {
     "pods": ("v1", "Pod"),
     "deployments": ("apps/v1", "Deployment"),
     "events": ("events.k8s.io/v1", "Event"),
+    "leaderworkersets": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
 }
-_GROUPS = {"pods": "/api/v1", "deployments": "/apis/apps/v1", "events": "/apis/events.k8s.io/v1"}
+_GROUPS = {kind: f"/{'apis' if '/' in api else 'api'}/{api}" for kind, (api, _) in KINDS.items()}
 _POLL_S = 0.5
 
 Object = dict[str, Any]
@@ -125,6 +127,12 @@ class KubeApi:
         }
         self.create("deployments", {"metadata": {"name": name, "labels": labels}, "spec": spec})
 
+    def add_leader_worker_set(self, name: str, size: int) -> None:
+        """One group of `size` pods."""
+        template = {"spec": {"containers": [{"name": "main", "image": "none"}]}}
+        spec = {"replicas": 1, "leaderWorkerTemplate": {"size": size, "workerTemplate": template}}
+        self.create("leaderworkersets", {"metadata": {"name": name}, "spec": spec, "status": {"replicas": 1}})
+
     def add_pod(self, name: str, deployment: str) -> None:
         self.create(
             "pods",
@@ -147,9 +155,10 @@ class KubeApi:
         with self._state:
             return dict(self.objects["pods"][pod]["metadata"].get("annotations") or {})
 
-    def replicas(self, deployment: str) -> int:
+    def replicas(self, workload: str) -> int:
         with self._state:
-            return int(self.objects["deployments"][deployment]["spec"]["replicas"])
+            found = {**self.objects["deployments"], **self.objects["leaderworkersets"]}
+            return int(found[workload]["spec"]["replicas"])
 
     def events(self) -> list[Object]:
         with self._state:
@@ -294,8 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
             return kube.listed(kind, selector)
         if not name and method == "POST":
             return kube.create(kind, body)
-        if sub == "scale" and kind == "deployments":
-            return self._scale(name, body)
+        if sub == "scale" and kind in ("deployments", "leaderworkersets"):
+            return self._scale(kind, name, body)
         if method == "GET":
             return kube.get(kind, name)
         if method == "DELETE":
@@ -305,9 +314,9 @@ class _Handler(BaseHTTPRequestHandler):
         patch = _patcher(self.headers.get("Content-Type") or "")
         return kube.update(kind, name, lambda old: patch(old, body))
 
-    def _scale(self, name: str, body: Object) -> Object:
+    def _scale(self, kind: str, name: str, body: Object) -> Object:
         if self.command == "GET":
-            return _to_scale(self.kube.get("deployments", name))
+            return _to_scale(self.kube.get(kind, name))
         if self.command == "PATCH":
             _patcher(self.headers.get("Content-Type") or "")
 
@@ -318,7 +327,7 @@ class _Handler(BaseHTTPRequestHandler):
             old["spec"]["replicas"] = int((body.get("spec") or {}).get("replicas", 0))
             return old
 
-        return _to_scale(self.kube.update("deployments", name, change))
+        return _to_scale(self.kube.update(kind, name, change))
 
     def _watch(self, kind: str, selector: str, query: dict[str, str]) -> None:
         self.send_response(200)
@@ -368,15 +377,16 @@ def _matches(found: Object, selector: str) -> bool:
     return all(labels.get(key) == value for key, value in pairs)
 
 
-def _to_scale(deployment: Object) -> Object:
-    meta = {k: deployment["metadata"][k] for k in ("name", "namespace", "uid", "resourceVersion")}
-    selector = ",".join(f"{k}={v}" for k, v in deployment["spec"]["selector"]["matchLabels"].items())
+def _to_scale(workload: Object) -> Object:
+    meta = {k: workload["metadata"][k] for k in ("name", "namespace", "uid", "resourceVersion")}
+    labels = workload["spec"].get("selector", {}).get("matchLabels", {})
+    selector = ",".join(f"{k}={v}" for k, v in labels.items())
     return {
         "apiVersion": "autoscaling/v1",
         "kind": "Scale",
-        "metadata": meta | {"creationTimestamp": deployment["metadata"]["creationTimestamp"]},
-        "spec": {"replicas": deployment["spec"]["replicas"]},
-        "status": {"replicas": deployment["status"]["replicas"], "selector": selector},
+        "metadata": meta | {"creationTimestamp": workload["metadata"]["creationTimestamp"]},
+        "spec": {"replicas": workload["spec"]["replicas"]},
+        "status": {"replicas": workload["status"]["replicas"], "selector": selector},
     }
 
 

@@ -21,6 +21,7 @@ _KINDS = {
     "policy/v1": ("PodDisruptionBudget",),
     "rbac.authorization.k8s.io/v1": ("Role", "RoleBinding"),
     "keda.sh/v1alpha1": ("ScaledObject",),
+    "leaderworkerset.x-k8s.io/v1": ("LeaderWorkerSet",),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 Object = dict[str, Any]
-WORKLOADS = ("Deployment", "StatefulSet", "Pod")
+WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet", "Pod")
 
 
 def read(text: str) -> list[Object]:
@@ -58,7 +58,8 @@ def pods(objects: Sequence[Object]) -> Iterator[Pod]:
         if thing["kind"] == "Pod":
             yield Pod(thing, thing["metadata"]["labels"], thing["spec"])
         else:
-            template = thing["spec"]["template"]
+            spec = thing["spec"]
+            template = spec.get("template") or spec["leaderWorkerTemplate"]["workerTemplate"]
             yield Pod(thing, template["metadata"]["labels"], template["spec"])
 
 

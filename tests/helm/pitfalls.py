@@ -20,8 +20,9 @@ _QUANTITY = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$")
 _UNITS = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _SECRET_NAME = re.compile(r"(TOKEN|PASSWORD|SECRET|API_KEY|AUTH)$")
-_LONGEST = {"StatefulSet": 52, "Deployment": 63, "Service": 63}
-"""A StatefulSet's name gets a hash of eleven characters as the value of a label."""
+_LONGEST = {"StatefulSet": 52, "LeaderWorkerSet": 50, "Deployment": 63, "Service": 63}
+"""A StatefulSet's name gets a hash of eleven characters as the value of a label; that of a group's workers is
+called like the LeaderWorkerSet, and `-0`."""
 
 Check = Callable[[Sequence[Object]], Iterator[str]]
 
@@ -43,14 +44,27 @@ def names(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{name_of(thing)}: {len(name)} characters, at most {limit}"
         if thing["kind"] == "Service" and not _LABEL.match(name):
             yield f"{name_of(thing)}: no name for a Service"
+        if thing["kind"] == "LeaderWorkerSet" and not _LABEL.match(name):
+            yield f"{name_of(thing)}: no name for the Service that it makes"
         if thing["kind"] == "Service" and name == "vllm":
             yield f"{name_of(thing)}: would set VLLM_PORT"
         for key, value in thing["metadata"].get("labels", {}).items():
             if not isinstance(value, str) or not _VALUE.match(value):
                 yield f"{name_of(thing)}: label {key} cannot be {value!r}"
-    for (kind, name), count in Counter((o["kind"], o["metadata"]["name"]) for o in objects).items():
+    every = [*((o["kind"], o["metadata"]["name"]) for o in objects), *made_by_others(objects)]
+    for (kind, name), count in Counter(every).items():
         if count > 1:
-            yield f"{kind} {name}: rendered {count} times"
+            yield f"{kind} {name}: there {count} times"
+
+
+def made_by_others(objects: Sequence[Object]) -> Iterator[tuple[str, str]]:
+    """What the controller of LeaderWorkerSets makes: a Service and the leaders' StatefulSet of the same name,
+    and one for each group's workers."""
+    for thing in of_kind(objects, "LeaderWorkerSet"):
+        name = thing["metadata"]["name"]
+        yield "Service", name
+        yield "StatefulSet", name
+        yield from (("StatefulSet", f"{name}-{group}") for group in range(thing["spec"]["replicas"]))
 
 
 def selectors_of_workloads(objects: Sequence[Object]) -> Iterator[str]:
@@ -84,11 +98,13 @@ def selectors_of_others(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def peers_of_policies(objects: Sequence[Object]) -> Iterator[str]:
-    """A peer within the release that no pod is."""
+    """A peer within the release that no pod is, and a rule that names none: one for all the world."""
     every = list(pods(objects))
     for policy in of_kind(objects, "NetworkPolicy"):
         for key, side in (("ingress", "from"), ("egress", "to")):
             for rule in policy["spec"].get(key, []):
+                if not rule.get(side):
+                    yield f"{name_of(policy)}: {key} of everybody, ports {rule.get('ports')}"
                 for peer in rule.get(side, []):
                     ours = "podSelector" in peer and "namespaceSelector" not in peer
                     if ours and not any(matches(peer["podSelector"], pod.labels) for pod in every):
@@ -253,6 +269,12 @@ def rolling(objects: Sequence[Object]) -> Iterator[str]:
         surge = strategy.get("rollingUpdate", {}).get("maxSurge", "25%")
         if strategy.get("type") != "Recreate" and surge != 0:
             yield f"{name_of(thing)}: an update starts a pod more than there is room for"
+    for thing in of_kind(objects, "LeaderWorkerSet"):
+        if (
+            thing["spec"].get("rolloutStrategy", {}).get("rollingUpdateConfiguration", {}).get("maxSurge")
+            != 0
+        ):
+            yield f"{name_of(thing)}: an update may start a group more than there is room for"
 
 
 def autoscaled(objects: Sequence[Object]) -> Iterator[str]:
@@ -307,8 +329,9 @@ def roles(objects: Sequence[Object]) -> Iterator[str]:
             if {"secrets", "pods/exec", "roles", "rolebindings"} & set(rule["resources"]):
                 yield f"{name_of(role)}: may touch {rule['resources']}"
             changes = {"patch", "update", "delete"} & set(rule["verbs"])
-            if "deployments/scale" in rule["resources"] and changes and not rule.get("resourceNames"):
-                yield f"{name_of(role)}: may scale every Deployment"
+            for resource in rule["resources"]:
+                if resource.endswith("/scale") and changes and not rule.get("resourceNames"):
+                    yield f"{name_of(role)}: may scale all {resource.removesuffix('/scale')}"
 
 
 def secrets(objects: Sequence[Object]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 - `helm/headrace/values.schema.json`: its part for `config:` is the schema of the run's configuration.
 - `helm/headrace/fixed-keys.yaml`: what an upgrade may not change.
 - `k8s/*.yaml`: plain manifests, rendered from the presets named here.
+- `tests/helm/golden/*.txt`: what each preset renders, for review.
 """
 
 from __future__ import annotations
@@ -86,6 +87,13 @@ def main() -> None:
     FIXED.write_text(fixed_keys())
     for name in MANIFESTS:
         (PLAIN / f"{name}.yaml").write_text(manifest(name))
+    from tests.helm import golden  # it renders the chart with the schema that has just been written
+
+    golden.FOLDER.mkdir(exist_ok=True)
+    for path in golden.FOLDER.glob("*.txt"):
+        path.unlink()
+    for path, text in golden.files().items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

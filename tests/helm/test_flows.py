@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm import charts
+from tests.helm import charts, pitfalls
 from tests.helm.objects import Object, Pod, matches, of_kind, pods
 from tests.helm.tools import ROOT
 
@@ -135,26 +135,32 @@ def test_what_is_listed_passes_and_nothing_else(preset: str, conditions: set[str
             assert world.allows(source, target, port) == listed, f"{source} to {target}, port {port}"
 
 
-def test_conditions_open_what_they_say() -> None:
-    def blocks(preset: str, component: str) -> dict[str, set[int]]:
-        (policy,) = [
-            p
-            for p in of_kind(charts.rendered(preset), "NetworkPolicy")
-            if p["metadata"]["name"] == f"demo-{component}"
-        ]
-        return {
-            peer["ipBlock"]["cidr"]: {port["port"] for port in rule["ports"]}
-            for rule in policy["spec"]["egress"]
-            for peer in rule["to"]
-            if "ipBlock" in peer
-        }
+def blocks(preset: str, component: str, sets: tuple[str, ...] = ()) -> dict[str, set[int]]:
+    """Ranges of addresses that a component may reach, with their ports."""
+    (policy,) = [
+        p
+        for p in of_kind(charts.rendered(preset, sets=sets), "NetworkPolicy")
+        if p["metadata"]["name"] == f"demo-{component}"
+    ]
+    return {
+        peer["ipBlock"]["cidr"]: {port["port"] for port in rule["ports"]}
+        for rule in policy["spec"]["egress"]
+        for peer in rule["to"]
+        if "ipBlock" in peer
+    }
 
+
+def test_conditions_open_what_they_say() -> None:
     for component in ("rollouter", "trainer", "queue", "coordinator"):
         assert blocks("defaults", component) == {}
         assert blocks("ci/external-redis.yaml", component) == {"10.20.0.0/16": {6380}}
-    assert blocks("ci/keda.yaml", "coordinator") == {"0.0.0.0/0": {443, 6443}}
+    assert blocks("ci/keda.yaml", "coordinator") == {"0.0.0.0/0": {443, 6443}, "::/0": {443, 6443}}
     assert blocks("ci/keda.yaml", "rollouter") == {}
-    assert blocks("ci/everything.yaml", "queue") == {"0.0.0.0/0": {443}, "10.9.0.0/16": {8443}}
+    assert blocks("ci/everything.yaml", "queue") == {
+        "0.0.0.0/0": {443},
+        "::/0": {443},
+        "10.9.0.0/16": {8443},
+    }
     clients = World(charts.rendered("ci/everything.yaml"))
     clients.places["stranger"] = ({"team": "rl"}, {})
     assert clients.allows("stranger", "queue", 8000)
@@ -171,6 +177,47 @@ def test_dns_may_listen_elsewhere() -> None:
     for port, opened in ((53, True), (5353, True), (54, False)):
         assert world.allows("rollouter", "dns", port) is opened
     assert not World(charts.rendered()).allows("rollouter", "dns", 5353)
+
+
+EXTERNAL = 'redis.external.url="redis://redis.data.svc:6379/0"'
+OUTSIDES = [
+    ("ci/keda.yaml", (), "kubernetesApi", "coordinator", {443, 6443}),
+    (
+        "ci/everything.yaml",
+        ("networkPolicy.extraEgress=[]", "kubernetes.enabled=false"),
+        "hub",
+        "rollouter",
+        {443},
+    ),
+    ("defaults", (EXTERNAL,), "externalRedis", "trainer", {6379}),
+]
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets", "key", "component", "ports"), OUTSIDES, ids=[o[2] for o in OUTSIDES]
+)
+def test_the_outside_has_addresses_of_both_families(
+    preset: str, sets: tuple[str, ...], key: str, component: str, ports: set[int]
+) -> None:
+    """Unless they are given; none is none, not all: a rule without peers would be one for everybody."""
+    assert blocks(preset, component, sets) == {"0.0.0.0/0": ports, "::/0": ports}
+    given = (*sets, f'networkPolicy.{key}.cidrs=["fd00:10::/32"]')
+    assert blocks(preset, component, given) == {"fd00:10::/32": ports}
+    none = (*sets, f"networkPolicy.{key}.cidrs=[]")
+    assert blocks(preset, component, none) == {}
+    objects = charts.rendered(preset, sets=none)
+    assert list(pitfalls.peers_of_policies(objects)) == []
+
+
+def test_an_external_redis_may_be_pods_of_this_cluster() -> None:
+    """Which some plugins find by labels only."""
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "data"}}}
+    sets = (EXTERNAL, f"networkPolicy.externalRedis={json.dumps({'cidrs': [], 'peers': [peer]})}")
+    world = World(charts.rendered(sets=sets))
+    world.places["theirs"] = ({"kubernetes.io/metadata.name": "data"}, {"app": "redis"})
+    for component in ("rollouter", "trainer", "queue", "coordinator", "test"):
+        assert world._side(component, "theirs", 6379, "Egress", "to"), component
+        assert not world._side(component, "stranger", 6379, "Egress", "to"), component
 
 
 def test_every_port_of_the_table_is_one_of_a_pod() -> None:

@@ -66,6 +66,26 @@ def test_rules_are_taken_as_they_are(filled: list[Object]) -> None:
     assert rule["metadata"]["labels"]["release"] == "kube-prometheus-stack"
 
 
+def alerts(objects: list[Object]) -> dict[str, str]:
+    """Links of all alerts of the chart."""
+    (rule,) = of_kind(objects, "PrometheusRule")
+    every = [r for group in rule["spec"]["groups"] for r in group["rules"]]
+    return {r["alert"]: r["annotations"]["runbook_url"] for r in every if "alert" in r}
+
+
+@pytest.mark.parametrize("base", ["https://git.example/headrace/blob/main/docs", "https://docs.example/"])
+def test_alerts_link_to_where_the_pages_are(base: str) -> None:
+    """A path within the project leads nowhere from a message of Alertmanager."""
+    as_they_are = alerts(charts.rendered("ci/keda.yaml"))
+    linked = alerts(
+        charts.rendered("ci/keda.yaml", sets=(f"monitoring.rules.runbookBaseUrl={json.dumps(base)}",))
+    )
+    assert len(linked) > 20
+    for name, link in linked.items():
+        assert link == f"{base.rstrip('/')}/operations.md#{name.lower()}"
+        assert as_they_are[name] == f"docs/operations.md#{name.lower()}"
+
+
 def test_dashboards_are_taken_as_they_are(filled: list[Object]) -> None:
     (found,) = [o for o in of_kind(filled, "ConfigMap") if o["metadata"]["name"] == "demo-dashboards"]
     assert {name: json.loads(text) for name, text in found["data"].items()} == {"one.json": DASHBOARD}

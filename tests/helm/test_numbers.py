@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace import config_load
-from tests.helm import charts
+from tests.helm import charts, pitfalls
 from tests.helm.objects import Object, of_kind, pods
 
 LARGE = 34359738368
@@ -65,6 +65,31 @@ def test_a_revision_of_digits_is_text() -> None:
     inits = [c for pod in pods(charts.rendered(sets=sets)) for c in pod.spec.get("initContainers", [])]
     assert inits
     assert all(isinstance(word, str) for c in inits for word in c.get("command", [])), inits[0]["command"]
+
+
+WORDS = ("on", "true", "null", "y")
+
+
+@pytest.mark.parametrize("release", WORDS)
+def test_words_that_yaml_takes_for_others_are_text(release: str) -> None:
+    """And digits: a namespace, a claim, a class, a path within a volume may be called so."""
+    sets = (
+        'model.pvc={"claimName":"2024","subPath":"7"}',
+        'trainer.priorityClassName="1e3"',
+        'trainer.schedulerName="true"',
+        'trainer.extraEnv={"NO":"1","Y":"2"}',
+        "kubernetes.enabled=true",
+    )
+    objects = charts.rendered(release=release, sets=sets)
+    (trainer,) = [pod for pod in pods(objects) if pod.component == "trainer"]
+    assert trainer.labels["app.kubernetes.io/instance"] == release
+    assert (trainer.spec["priorityClassName"], trainer.spec["schedulerName"]) == ("1e3", "true")
+    (model,) = [v for v in trainer.spec["volumes"] if v["name"] == "model"]
+    assert model["persistentVolumeClaim"]["claimName"] == "2024"
+    (mount,) = [m for m in trainer.spec["containers"][0]["volumeMounts"] if m["name"] == "model"]
+    assert mount["subPath"] == "7"
+    assert {"NO", "Y"} <= {v["name"] for v in trainer.spec["containers"][0]["env"]}
+    assert [problem for check in pitfalls.CHECKS for problem in check(objects)] == []
 
 
 def test_nothing_has_an_exponent() -> None:

@@ -57,7 +57,7 @@ BROKEN: list[tuple[pitfalls.Check, Break, str]] = [
         thing("Secret", "auth", lambda o: o["metadata"]["labels"].update(a="b" * 64)),
         "cannot be",
     ),
-    (pitfalls.names, lambda objects: objects.append(get(objects, "Service", "queue")), "rendered 2 times"),
+    (pitfalls.names, lambda objects: objects.append(get(objects, "Service", "queue")), "there 2 times"),
     (
         pitfalls.selectors_of_workloads,
         deployment(
@@ -106,6 +106,11 @@ BROKEN: list[tuple[pitfalls.Check, Break, str]] = [
             lambda o: o["spec"]["egress"][0]["to"][0]["podSelector"]["matchLabels"].update(a="b"),
         ),
         "is no pod",
+    ),
+    (
+        pitfalls.peers_of_policies,
+        thing("NetworkPolicy", "queue", lambda o: o["spec"]["egress"][0].update(to=[])),
+        "egress of everybody",
     ),
     (pitfalls.duplicates, container("queue", lambda c: c["env"].append(c["env"][0])), "2 times"),
     (
@@ -207,7 +212,7 @@ BROKEN: list[tuple[pitfalls.Check, Break, str]] = [
     (
         pitfalls.roles,
         thing("Role", "coordinator", lambda o: o["rules"][2].pop("resourceNames")),
-        "every Deployment",
+        "all deployments",
     ),
     (
         pitfalls.roles,
@@ -243,6 +248,48 @@ BROKEN: list[tuple[pitfalls.Check, Break, str]] = [
 def test_each_check_can_fail(check: pitfalls.Check, break_it: Break, message: str) -> None:
     objects = charts.rendered("ci/keda.yaml")
     assert list(check(objects)) == []
+    break_it(objects)
+    problems = list(check(objects))
+    assert any(message in problem for problem in problems), problems
+
+
+GROUPS: list[tuple[pitfalls.Check, Break, str]] = [
+    (
+        pitfalls.names,
+        thing("LeaderWorkerSet", "trainer", lambda o: o["metadata"].update(name="t" * 51)),
+        "51 characters, at most 50",
+    ),
+    (
+        pitfalls.names,
+        thing("LeaderWorkerSet", "trainer", lambda o: o["metadata"].update(name="1-trainer")),
+        "no name for the Service",
+    ),
+    (
+        pitfalls.names,
+        thing("LeaderWorkerSet", "trainer", lambda o: o["metadata"].update(name="demo-queue")),
+        "Service demo-queue: there 2 times",
+    ),
+    (
+        pitfalls.names,
+        thing("StatefulSet", "redis", lambda o: o["metadata"].update(name="demo-trainer-0")),
+        "StatefulSet demo-trainer-0: there 2 times",
+    ),
+    (
+        pitfalls.rolling,
+        thing("LeaderWorkerSet", "trainer", lambda o: o["spec"].pop("rolloutStrategy")),
+        "a group more than there is room for",
+    ),
+    (
+        pitfalls.roles,
+        thing("Role", "coordinator", lambda o: o["rules"][3].pop("resourceNames")),
+        "all leaderworkersets",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "break_it", "message"), GROUPS)
+def test_a_leader_worker_set_is_checked(check: pitfalls.Check, break_it: Break, message: str) -> None:
+    objects = charts.rendered("ci/leader-worker-set.yaml")
     break_it(objects)
     problems = list(check(objects))
     assert any(message in problem for problem in problems), problems

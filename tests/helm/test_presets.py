@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from kubernetes_validate import utils
 from headrace import config_load
 from headrace.config import RunConfig
 from headrace.runner import assets
-from tests.helm import charts, pitfalls
-from tests.helm.objects import name_of, of_kind, pods
+from tests.helm import charts, leader_worker_set, pitfalls
+from tests.helm.objects import Object, name_of, of_kind, pods
 from tests.helm.pod_security import violations
 from tests.helm.tools import ROOT
 
@@ -29,6 +29,7 @@ CUSTOM = {
     "PrometheusRule": "monitoring.coreos.com/v1",
     "ScaledObject": "keda.sh/v1alpha1",
     "Certificate": "cert-manager.io/v1",
+    "LeaderWorkerSet": leader_worker_set.API_VERSION,
 }
 
 
@@ -51,7 +52,10 @@ def test_objects_are_what_the_api_takes(preset: str) -> None:
     for thing in charts.rendered(preset):
         if thing["kind"] in CUSTOM:
             assert thing["apiVersion"] == CUSTOM[thing["kind"]], name_of(thing)
-        else:
+        if thing["kind"] == "LeaderWorkerSet":
+            assert list(leader_worker_set.violations(thing)) == []
+            assert_valid(json.dumps(leader_worker_set.pod_template(thing)))
+        elif thing["kind"] not in CUSTOM:
             assert_valid(json.dumps(thing))
 
 
@@ -112,18 +116,23 @@ def test_gpus_follow_from_the_run(preset: str) -> None:
     assert gpus.pop("rollouter") == (config.rollout.engine.tensor_parallel_size if on_gpus else 0)
     assert gpus.pop("trainer") == (config.trainer.n_gpus_per_node if on_gpus else 0)
     assert set(gpus.values()) == {0}
-    (trainer,) = [o for o in of_kind(objects, "Deployment") if o["metadata"]["name"] == "demo-trainer"]
-    assert trainer["spec"]["replicas"] == config.trainer.nnodes
+    (trainer,) = [pod.owner for pod in pods(objects) if pod.component == "trainer"]
+    if trainer["kind"] == "LeaderWorkerSet":
+        assert trainer["spec"]["replicas"] == 1
+        assert trainer["spec"]["leaderWorkerTemplate"]["size"] == config.trainer.nnodes
+    else:
+        assert trainer["spec"]["replicas"] == config.trainer.nnodes
 
 
 @pytest.mark.parametrize(
     ("one", "two"), [("demo", "demo-2"), ("a" * 53, "a" * 52 + "b"), ("redis", "demo-redis")]
 )
-def test_two_releases_share_a_namespace(one: str, two: str) -> None:
+@pytest.mark.parametrize("preset", ["ci/everything.yaml", "ci/leader-worker-set.yaml"])
+def test_two_releases_share_a_namespace(preset: str, one: str, two: str) -> None:
     """No name twice, and nothing of one takes a pod of the other."""
-    first = charts.rendered("ci/everything.yaml", one)
-    second = charts.rendered("ci/everything.yaml", two)
-    assert {name_of(o) for o in first}.isdisjoint(name_of(o) for o in second)
+    first = charts.rendered(preset, one)
+    second = charts.rendered(preset, two)
+    assert there(first).isdisjoint(there(second))
     for objects, others in ((first, second), (second, first)):
         assert [problem for check in pitfalls.CHECKS for problem in check(objects)] == []
         for thing in of_kind(
@@ -136,6 +145,11 @@ def test_two_releases_share_a_namespace(one: str, two: str) -> None:
             assert not [pod.name for pod in pods(others) if pitfalls.matches(selector, pod.labels)], name_of(
                 thing
             )
+
+
+def there(objects: Sequence[Object]) -> set[str]:
+    """Names in the cluster, with what controllers make."""
+    return {*map(name_of, objects), *(f"{kind} {name}" for kind, name in pitfalls.made_by_others(objects))}
 
 
 def test_no_drain_takes_what_the_trainer_hangs_on() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.helm import charts
 from tests.helm.render import SCHEMA, schema
-from tests.helm.tools import HelmFailed
+from tests.helm.tools import HelmFailed, run_helm
 
 DEMO = 'config={"model":{"path":"demo:spell_backward"},"trainer":{"device":"cpu"}}'
 
@@ -35,6 +36,33 @@ REFUSED = [
     (('model={"source":"hf","hf":{"repo":"a/b"}}', 'config.model.path="/model/b"'), "it is model.mountPath"),
     (('model.source="hostPath"',), "model.hostPath.path"),
     (('files={"a b":""}',), "a b is no file name"),
+    (('files={"..data":""}',), "..data is no file name"),
+    (('model.mountPath="/"', 'config.model.path="/m"'), "model.mountPath: / would hide /scratch"),
+    (
+        ('model.mountPath="/etc/headrace/model/"', 'config.model.path="/etc/headrace/model/"'),
+        "would hide /scratch",
+    ),
+    (
+        ('data.mountPath="/tmp/"', 'config.data.train_files=["/tmp/a"]'),
+        "data.mountPath: /tmp/ would hide /tmp",
+    ),
+    (('data.mountPath="/model/data"',), "lie in one another"),
+    (
+        ('trainer.extraVolumes=[{"name":"runs","emptyDir":{}}]',),
+        "trainer.extraVolumes: the pod has runs already",
+    ),
+    (
+        ('queue.extraVolumeMounts=[{"name":"scratch","mountPath":"/data/"}]',),
+        "queue.extraVolumeMounts: the pod has /data already",
+    ),
+    (('rollouter.extraEnv={"POD_NAME":"one"}',), "rollouter.extraEnv.POD_NAME: the chart sets it"),
+    (('trainer.extraEnv={"HEADRACE_RUN_DIR":"/runs/x"}',), "trainer.extraEnv.HEADRACE_RUN_DIR: the chart"),
+    (('config.kubernetes={"enable":true}',), "config.kubernetes.enable: set kubernetes.enabled instead"),
+    (
+        ("kubernetes.enabled=true", 'config.kubernetes={"trainer_deployment":"x"}'),
+        "config.kubernetes.trainer_deployment: the chart sets it",
+    ),
+    (('networkPolicy.ephemeralPorts={"from":2,"to":1}',), "ephemeralPorts: from is above to"),
     (('config.custom_reward_function.path="/etc/headrace/files/mine.py"',), "files has no mine.py; add it"),
     (
         ('config.reward={"sources":{"sum":{"kind":"function","path":"/etc/headrace/files/sum.py"}}}',),
@@ -86,6 +114,10 @@ REFUSED = [
     (('redis.external.url="redis://:pw@h/0"',), "leave the password out"),
     (('redis.external.url="redis://h/0?password=pw"',), "leave the password out"),
     (('redis.external.url="http://h"',), "write redis://host:6379/0"),
+    (('redis.image.tag=""',), "redis.image.tag: name a version, or a digest"),
+    (("podSecurityContext.runAsUser=0",), "podSecurityContext.runAsUser: 0 is root"),
+    (('redis.external.url="redis:///0"',), "write redis://host:6379/0"),
+    (('redis.external.url="redis://h/0 #x"',), "write redis://host:6379/0"),
 ]
 
 
@@ -97,6 +129,16 @@ def test_values_that_cannot_work(sets: tuple[str, ...], message: str) -> None:
     assert "pw" not in str(refused.value).replace("password", "")
 
 
+def test_volumes_of_ones_own_are_taken() -> None:
+    """Where the pod has none: the queue service has no /dev/shm of the chart's, the coordinator no model."""
+    sets = (
+        'queue.extraVolumes=[{"name":"shm","emptyDir":{"medium":"Memory"}}]',
+        'queue.extraVolumeMounts=[{"name":"shm","mountPath":"/dev/shm"}]',
+        'coordinator.extraVolumeMounts=[{"name":"scratch","mountPath":"/model","subPath":"x"}]',
+    )
+    assert charts.text(sets=sets)
+
+
 def test_files_that_are_there_are_taken() -> None:
     paths = [
         'config.reward={"sources":{"sum":{"kind":"function","path":"/etc/headrace/files/reward.py"}}}',
@@ -106,6 +148,12 @@ def test_files_that_are_there_are_taken() -> None:
     assert charts.text(sets=(*paths, 'files={"game.py":"x = 1","chat.jinja":"{{ messages }}"}'))
     others = 'config.reward={"sources":{"answer":{"kind":"math_verify"}}}'
     assert charts.text(sets=(others, 'files={"reward.py":null}')), "the example gives way to them"
+
+
+def test_files_that_no_config_map_holds(tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(json.dumps({"files": {"large.txt": "x" * 1_000_000}}))
+    with pytest.raises(HelmFailed, match="files: more than a ConfigMap can hold"):
+        run_helm("template", "demo", str(charts.CHART), "--values", str(tmp_path / "values.yaml"))
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -147,11 +195,17 @@ BY_SCHEMA = [
     ("rollouter.replicas=-1", "'/rollouter/replicas': minimum"),
     ('model.source="s3"', "'/model/source': value must be one of"),
     ('queue.resources.limits.memory="8 GB"', "'/queue/resources/limits/memory': '8 GB' does not match"),
+    ('image.tag="a b"', "'/image/tag': 'a b' does not match"),
+    ('image.registry="http://registry.example"', "'/image/registry': 'http://registry.example' does not"),
     ('image.pullPolicy="always"', "'/image/pullPolicy': value must be one of"),
     ('rollouter.image.digest="latest"', "'/rollouter/image/digest': 'latest' does not match"),
     ('checkpoints.accessModes=["RWX"]', "'/checkpoints/accessModes/0': value must be one of"),
     ('rollouter.extraEnv={"A":{"secret":"x"}}', "'/rollouter/extraEnv/A'"),
     ('redis.maxmemory="lots"', "'/redis/maxmemory': 'lots' does not match"),
+    ('rollouter.pdb={"maxUnavailable":"some"}', "'some' does not match"),
+    ('rollouter.podLabels={"team":"not valid"}', "'/rollouter/podLabels/team': 'not valid' does not match"),
+    ('networkPolicy.kubernetesApi={"cidr":"10.0.0.0/8"}', "additional properties 'cidr' not allowed"),
+    ('trainer.workload="statefulSet"', "'/trainer/workload': value must be one of"),
 ]
 
 

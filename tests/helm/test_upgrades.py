@@ -156,6 +156,7 @@ def test_a_new_value_is_told_with_the_old_one(tmp_path: Path) -> None:
 
 HF = ('model.source="hf"', 'model.hf.repo="org/one"')
 HOST = ('model.source="hostPath"', 'model.hostPath.path="/models/one"')
+DEEP = ('model.mountPath="/models/one"', 'config.model.path="/models/one/two"')
 DEMO = ('config.model.path="demo:spell_backward"', 'config.trainer.device="cpu"')
 
 
@@ -170,7 +171,7 @@ DEMO = ('config.model.path="demo:spell_backward"', 'config.trainer.device="cpu"'
         ((), 'model.source="image"', 'model.source: was "pvc" when'),
         (HOST, 'model.hostPath.path="/models/two"', 'model.hostPath.path: was "/models/one" when'),
         (DEMO, 'config.model.path="demo:long_tail"', 'config.model.path: was "demo:spell_backward" when'),
-        ((), 'model.mountPath="/"', 'model.mountPath: was "/model" when'),
+        (DEEP, 'model.mountPath="/models"', 'model.mountPath: was "/models/one" when'),
         ((), 'data.claimName="other"', 'data.claimName: was "headrace-data" when'),
         ((), 'data.claimName=""', 'data.claimName: was "headrace-data" when'),
         ((), 'data.mountPath="/elsewhere"', 'data.mountPath: was "/data" when'),

@@ -83,9 +83,12 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 {{- end -}}
 {{- range $name, $_ := $v.files -}}
-{{- if not (regexMatch "^[-._a-zA-Z0-9]+$" $name) -}}
-{{- $problems = append $problems (printf "files: %s is no file name; use letters, digits, '-', '_' and '.'" $name) -}}
+{{- if or (not (regexMatch "^[-._a-zA-Z0-9]+$" $name)) (regexMatch "^\\.\\.?$|^\\.\\." $name) -}}
+{{- $problems = append $problems (printf "files: %s is no file name; use letters, digits, '-', '_' and '.', not two of these at its beginning" $name) -}}
 {{- end -}}
+{{- end -}}
+{{- if gt (len (toJson $v.files)) 1000000 -}}
+{{- $problems = append $problems "files: more than a ConfigMap can hold (1 MiB); put large ones on the volume of the data, or into your images" -}}
 {{- end -}}
 {{- $is := include "headrace.config" . | fromYaml -}}
 {{- $named := dict
@@ -99,6 +102,25 @@ secret is what only switches something, or is the path of a file. */}}
 {{- $name := trimPrefix "/etc/headrace/files/" ($path | default "") -}}
 {{- if and (hasPrefix "/etc/headrace/files/" ($path | default "")) (not (hasKey $v.files $name)) -}}
 {{- $problems = append $problems (printf "%s: files has no %s; add it" $key $name) -}}
+{{- end -}}
+{{- end -}}
+{{- /* Mounts: one inside another that is read-only cannot be made, and two cannot have one path. */ -}}
+{{- $places := dict -}}
+{{- if and (not $task) (ne $v.model.source "image") -}}{{- $_ := set $places "model.mountPath" $v.model.mountPath -}}{{- end -}}
+{{- if and (not $task) $v.data.claimName -}}{{- $_ := set $places "data.mountPath" $v.data.mountPath -}}{{- end -}}
+{{- range $key, $path := $places -}}
+{{- $at := printf "%s/" (trimSuffix "/" $path) -}}
+{{- range $taken := list "/scratch/" "/tmp/" "/runs/" "/dev/shm/" "/etc/headrace/" -}}
+{{- if or (hasPrefix $at $taken) (hasPrefix "/etc/headrace/" $at) -}}
+{{- $problems = append $problems (printf "%s: %s would hide %s, which is the chart's; choose a folder of its own" $key $path (trimSuffix "/" $taken)) -}}
+{{- break -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (len $places) 2 -}}
+{{- $one := printf "%s/" (trimSuffix "/" $v.model.mountPath) -}}{{- $two := printf "%s/" (trimSuffix "/" $v.data.mountPath) -}}
+{{- if or (hasPrefix $one $two) (hasPrefix $two $one) -}}
+{{- $problems = append $problems (printf "data.mountPath: %s and model.mountPath %s lie in one another, and both are read-only; put them side by side" $v.data.mountPath $v.model.mountPath) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (gt $nodes 1) (not $v.checkpoints.existingClaim) (not (has "ReadWriteMany" $v.checkpoints.accessModes)) -}}
@@ -148,10 +170,41 @@ secret is what only switches something, or is the path of a file. */}}
 {{- $problems = append $problems (printf "%s.extraEnv.%s: a secret does not belong into values; write {valueFrom: {secretKeyRef: {name: ..., key: ...}}}" $component $name) -}}
 {{- end -}}
 {{- end -}}
-{{- $pdb := index $v $component "pdb" -}}
+{{- /* Whatever the chart sets is set by a value of its own. */ -}}
+{{- range $name, $value := pick ($extra | default dict) "POD_NAME" "POD_IP" "HEADRACE_REDIS_URL" "HEADRACE_REDIS_PASSWORD" "HEADRACE_TOKEN" "HEADRACE_COORDINATOR" "HEADRACE_RDZV" "HEADRACE_RUN_DIR" "HEADRACE_TLS_CERT" "HEADRACE_TLS_KEY" "HEADRACE_TLS_CA" -}}
+{{- $problems = append $problems (printf "%s.extraEnv.%s: the chart sets it, from redis.external, auth, tls, config.name and the release; leave it out" $component $name) -}}
+{{- end -}}
+{{- if ne $component "redis" -}}
+{{- $of := dict "root" $ "component" $component "with" (include "headrace.parts" (dict "root" $ "component" $component) | fromJsonArray) -}}
+{{- range $list, $what := dict "extraVolumes" (list "headrace.volumes" "name") "extraVolumeMounts" (list "headrace.mounts" "mountPath") -}}
+{{- $there := list -}}
+{{- range include (first $what) $of | fromYamlArray -}}{{- $there = append $there (index . (last $what) | trimSuffix "/") -}}{{- end -}}
+{{- range index $v $component $list -}}
+{{- $mine := index . (last $what) | trimSuffix "/" -}}
+{{- $count := 0 -}}
+{{- range $there -}}{{- if eq . $mine -}}{{- $count = add1 $count -}}{{- end -}}{{- end -}}
+{{- if gt (int $count) 1 -}}
+{{- $problems = append $problems (printf "%s.%s: the pod has %s already; choose another %s" $component $list $mine (last $what)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $pdb := index $v $component "pdb" | default dict -}}
 {{- if and (hasKey $pdb "minAvailable") (hasKey $pdb "maxUnavailable") (not (kindIs "invalid" $pdb.minAvailable)) (not (kindIs "invalid" $pdb.maxUnavailable)) -}}
 {{- $problems = append $problems (printf "%s.pdb: give minAvailable or maxUnavailable, not both (set the other to null)" $component) -}}
 {{- end -}}
+{{- end -}}
+{{- if and (ne $v.trainer.workload "leaderWorkerSet") $v.trainer.leaderWorkerSet.exclusiveTopology -}}
+{{- $problems = append $problems "trainer.leaderWorkerSet.exclusiveTopology: a Deployment has no such thing; set trainer.workload to leaderWorkerSet, or leave it out and set trainer.affinity" -}}
+{{- end -}}
+{{- if gt (int $v.networkPolicy.ephemeralPorts.from) (int $v.networkPolicy.ephemeralPorts.to) -}}
+{{- $problems = append $problems "networkPolicy.ephemeralPorts: from is above to" -}}
+{{- end -}}
+{{- if and ($c.kubernetes | default dict).enable (not $v.kubernetes.enabled) -}}
+{{- $problems = append $problems "config.kubernetes.enable: set kubernetes.enabled instead, which gives the coordinator its rights and its token, too" -}}
+{{- end -}}
+{{- range $key, $_ := pick ($c.kubernetes | default dict) "namespace" "rollouter_deployment" "trainer_deployment" "trainer_kind" "scale_to_zero_on_completion" -}}
+{{- $problems = append $problems (printf "config.kubernetes.%s: the chart sets it (kubernetes.scaleToZeroOnCompletion and trainer.workload are values); leave it out" $key) -}}
 {{- end -}}
 {{- if and $v.rdma.enabled (not (include "headrace.onGpus" .)) -}}
 {{- $problems = append $problems "rdma.enabled: there is nothing to speed up on CPUs; leave it out, or set config.trainer.device to cuda" -}}
@@ -161,8 +214,14 @@ secret is what only switches something, or is the path of a file. */}}
 {{- if and $v.tls.enabled (not $v.tls.existingSecret) -}}
 {{- $problems = append $problems "tls.existingSecret: name the Secret with tls.crt, tls.key and ca.crt" -}}
 {{- end -}}
+{{- if and (not $v.redis.external.url) (not $v.redis.image.tag) (not $v.redis.image.digest) -}}
+{{- $problems = append $problems "redis.image.tag: name a version, or a digest: the ledger's server is not to change by itself" -}}
+{{- end -}}
+{{- if and $v.podSecurityContext.runAsNonRoot (eq (toString $v.podSecurityContext.runAsUser) "0") -}}
+{{- $problems = append $problems "podSecurityContext.runAsUser: 0 is root, which runAsNonRoot refuses; choose another, e.g. 2000" -}}
+{{- end -}}
 {{- with $v.redis.external.url -}}
-{{- if not (regexMatch "^rediss?://" .) -}}
+{{- if not (regexMatch "^rediss?://([^@/?#]*@)?(\\[[0-9a-fA-F:.]+\\]|[^][:/?#@\\s]+)(:[0-9]+)?([/?][^\\s#]*)?$" .) -}}
 {{- $problems = append $problems "redis.external.url: write redis://host:6379/0, or rediss:// for TLS" -}}
 {{- else if regexMatch "^rediss?://[^/]*:[^/]*@|[?&](ssl_)?password=" . -}}
 {{- $problems = append $problems "redis.external.url: leave the password out and name the Secret that holds it in redis.external.existingSecret" -}}
@@ -170,6 +229,18 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 
 {{- /* An upgrade of a run that goes on */ -}}
+{{- /* Helm makes the new workload before it deletes the old one: both would train, and write one volume. */ -}}
+{{- $trainer := printf "%s-trainer" (include "headrace.base" .) -}}
+{{- $other := dict -}}
+{{- if eq $v.trainer.workload "leaderWorkerSet" -}}
+{{- $other = lookup "apps/v1" "Deployment" .Release.Namespace $trainer -}}
+{{- else if .Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1" -}}
+{{- $other = lookup "leaderworkerset.x-k8s.io/v1" "LeaderWorkerSet" .Release.Namespace $trainer -}}
+{{- end -}}
+{{- if and $other (dig "spec" "replicas" 1 $other | int) -}}
+{{- $named := printf "%s/%s" (lower $other.kind) $trainer -}}
+{{- $problems = append $problems (printf "trainer.workload: %s is on, and would train beside its successor; end it first (kubectl -n %s scale %s --replicas=0), wait until its pods have ended, and upgrade then: the run goes on from its checkpoint" $named .Release.Namespace $named) -}}
+{{- end -}}
 {{- $stored := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-config" (include "headrace.base" .)) -}}
 {{- if $stored -}}
 {{- $was := index $stored.data "config.yaml" | fromYaml -}}

@@ -44,6 +44,7 @@
   "rollouter_deployment" (printf "%s-rollouter" $base)
   "trainer_deployment" (printf "%s-trainer" $base)
   "scale_to_zero_on_completion" .Values.kubernetes.scaleToZeroOnCompletion -}}
+{{- if eq .Values.trainer.workload "leaderWorkerSet" -}}{{- $_ := set $found "trainer_kind" "LeaderWorkerSet" -}}{{- end -}}
 {{- with .Values.autoscaling -}}
 {{- if .enabled -}}
 {{- $_ := set $found "recommendation" (dict "min_rollouters" (int .minReplicas) "max_rollouters" (int .maxReplicas)) -}}

@@ -25,21 +25,29 @@
 {{- else if eq .peer "dns" -}}
 - namespaceSelector: {{- toYaml $np.dns.namespaceSelector | nindent 4 }}
   podSelector: {{- toYaml $np.dns.podSelector | nindent 4 }}
-{{- range $np.dns.cidrs }}
-- ipBlock: {cidr: {{ . }}}
-{{- end }}
+{{- include "headrace.blocks" $np.dns.cidrs -}}
 {{- else if eq .peer "kubernetes-api" -}}
-- ipBlock: {cidr: {{ $np.kubernetesApi.cidr }}}
+{{- include "headrace.blocks" $np.kubernetesApi.cidrs -}}
 {{- else if eq .peer "external-redis" -}}
-- ipBlock: {cidr: {{ $np.externalRedis.cidr }}}
+{{- include "headrace.blocks" $np.externalRedis.cidrs -}}
+{{- with $np.externalRedis.peers }}
+{{ toYaml . }}
+{{- end }}
 {{- else if eq .peer "hub" -}}
-- ipBlock: {cidr: 0.0.0.0/0}
+{{- include "headrace.blocks" $np.hub.cidrs -}}
 {{- else if eq .peer "queue-clients" -}}
 {{- toYaml $np.queueClients -}}
 {{- else -}}
 - podSelector:
     matchLabels: {{- include "headrace.selector" (dict "root" .root "component" .peer) | nindent 6 }}
 {{- end -}}
+{{- end -}}
+
+{{/* Ranges of addresses as peers. */}}
+{{- define "headrace.blocks" -}}
+{{- range . }}
+- ipBlock: {cidr: {{ . | quote }}}
+{{- end }}
 {{- end -}}
 
 {{/* The ports of a flow. */}}

@@ -12,7 +12,7 @@
 {{/* Labels by which a component's pods are found; they never change. Takes (dict "root" $ "component" "queue"). */}}
 {{- define "headrace.selector" -}}
 app.kubernetes.io/name: headrace
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | toYaml }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -64,4 +64,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{- define "headrace.runDir" -}}
 {{- printf "/runs/%s" (.Values.config.name | default .Release.Name) -}}
+{{- end -}}
+
+{{/* A pod of the trainer, as kubectl exec takes it. */}}
+{{- define "headrace.trainerPod" -}}
+{{- $name := printf "%s-trainer" (include "headrace.base" .) -}}
+{{- ternary (printf "pod/%s-0" $name) (printf "deployment/%s" $name) (eq .Values.trainer.workload "leaderWorkerSet") -}}
 {{- end -}}

@@ -19,22 +19,22 @@ affinity: {{- toYaml . | nindent 2 }}
 topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $c.priorityClassName }}
-priorityClassName: {{ . | quote }}
+priorityClassName: {{ . | toYaml }}
 {{- end }}
 {{- with $c.runtimeClassName }}
-runtimeClassName: {{ . | quote }}
+runtimeClassName: {{ . | toYaml }}
 {{- end }}
 {{- with $c.schedulerName }}
-schedulerName: {{ . | quote }}
+schedulerName: {{ . | toYaml }}
 {{- end }}
 {{- end -}}
 
 {{- define "headrace.podMetadata" -}}
 {{- $c := index .root.Values .component -}}
-labels: {{- merge (include "headrace.selector" . | fromYaml) $c.podLabels | toYaml | nindent 2 }}
+labels: {{- merge (include "headrace.selector" . | fromYaml) ($c.podLabels | default dict) | toYaml | nindent 2 }}
 annotations: {{- merge (dict
   "kubectl.kubernetes.io/default-container" .component
-  "headrace/config-hash" (include "headrace.configHash" .)) $c.podAnnotations | toYaml | nindent 2 }}
+  "headrace/config-hash" (include "headrace.configHash" .)) ($c.podAnnotations | default dict) | toYaml | nindent 2 }}
 {{- end -}}
 
 {{/*
@@ -117,7 +117,7 @@ capabilities:
 {{/* A map of names to values, or to maps with valueFrom, as Kubernetes' list, sorted by name. */}}
 {{- define "headrace.envList" -}}
 {{- range $name, $value := . }}
-- name: {{ $name }}
+- name: {{ $name | toYaml }}
   {{- if kindIs "map" $value }}
   {{- toYaml $value | nindent 2 }}
   {{- else }}
@@ -131,7 +131,14 @@ capabilities:
 {{- dict "valueFrom" (dict "fieldRef" (dict "fieldPath" .)) | toJson -}}
 {{- end -}}
 
-{{/* Volumes of a component: scratch and configuration, and whatever `with` names of: files, model, data, runs, shm. */}}
+{{/* What a component has beside scratch and configuration, of: files, model, data, runs, shm. As JSON. */}}
+{{- define "headrace.parts" -}}
+{{- $parts := get (dict "rollouter" (list "files" "model" "shm") "trainer" (list "files" "model" "shm" "runs") "queue" (list "files" "model" "data")) .component | default list -}}
+{{- if and (eq .component "queue") (include "headrace.queueSeesRun" .root) -}}{{- $parts = append $parts "runs" -}}{{- end -}}
+{{- toJson $parts -}}
+{{- end -}}
+
+{{/* Volumes of a component: scratch and configuration, and whatever `with` names of its parts. */}}
 {{- define "headrace.volumes" -}}
 {{- $root := .root -}}
 {{- $v := $root.Values -}}
@@ -158,7 +165,7 @@ capabilities:
   emptyDir: {sizeLimit: 1Gi}
 {{- else if eq $v.model.source "pvc" }}
 - name: model
-  persistentVolumeClaim: {claimName: {{ $v.model.pvc.claimName | quote }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ $v.model.pvc.claimName | toYaml }}, readOnly: true}
 {{- else if eq $v.model.source "hostPath" }}
 - name: model
   hostPath: {path: {{ $v.model.hostPath.path | quote }}, type: Directory}
@@ -169,16 +176,16 @@ capabilities:
 {{- end }}
 {{- if and (has "data" .with) $v.data.claimName (not $demo) }}
 - name: data
-  persistentVolumeClaim: {claimName: {{ $v.data.claimName | quote }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ $v.data.claimName | toYaml }}, readOnly: true}
 {{- end }}
 {{- if has "runs" .with }}
 - name: runs
-  persistentVolumeClaim: {claimName: {{ include "headrace.checkpointsClaim" $root | quote }}}
+  persistentVolumeClaim: {claimName: {{ include "headrace.checkpointsClaim" $root | toYaml }}}
 {{- end }}
 {{- if $v.tls.enabled }}
 - name: tls
   secret:
-    secretName: {{ $v.tls.existingSecret | quote }}
+    secretName: {{ $v.tls.existingSecret | toYaml }}
     defaultMode: 0440
 {{- end }}
 {{- with $c.extraVolumes }}
@@ -298,7 +305,7 @@ rollouter's image alone. */}}
 {{/* Resources of a component, with so many GPUs. Takes (dict "root" $ "component" c "gpus" n). */}}
 {{- define "headrace.resources" -}}
 {{- $v := .root.Values -}}
-{{- $r := deepCopy (index $v .component "resources") -}}
+{{- $r := index $v .component "resources" | default dict | deepCopy -}}
 {{- if include "headrace.onGpus" .root -}}
 {{- $devices := dict $v.gpuResource (int .gpus) -}}
 {{- if $v.rdma.enabled -}}{{- $devices = merge $devices $v.rdma.resources -}}{{- end -}}

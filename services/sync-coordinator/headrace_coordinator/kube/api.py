@@ -17,6 +17,8 @@ from headrace.config_kubernetes import KubernetesConfig
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_LEADER_WORKER_SETS = ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets")
+"""Group, version and plural: an API that is no part of Kubernetes."""
 _WATCH_S = 240
 """The server ends a watch after so long; it is begun anew where it stopped."""
 
@@ -74,11 +76,13 @@ class Cluster:
             raise ClusterError("configuration", str(error), None) from None
         settings.retries = False
         api = client.ApiClient(settings)
-        self._core, self._apps, self._events = (
+        self._core, self._apps, self._events, self._custom = (
             client.CoreV1Api(api),
             client.AppsV1Api(api),
             client.EventsV1Api(api),
+            client.CustomObjectsApi(api),
         )
+        self._sets = {config.trainer_deployment} if config.trainer_kind == "LeaderWorkerSet" else set()
         self._timeout = config.request_timeout_s
         self.namespace = config.namespace or _own_namespace()
 
@@ -122,15 +126,31 @@ class Cluster:
             _content_type="application/strategic-merge-patch+json",
         )
 
-    def scale(self, deployment: str, replicas: int) -> None:
-        self._call(
-            "scale",
-            self._apps.patch_namespaced_deployment_scale,
-            deployment,
-            self.namespace,
-            {"spec": {"replicas": replicas}},
-            _content_type="application/merge-patch+json",
-        )
+    def scale(self, workload: str, replicas: int) -> None:
+        """A Deployment's pods, or a LeaderWorkerSet's groups."""
+        body, content = {"spec": {"replicas": replicas}}, "application/merge-patch+json"
+        if workload in self._sets:
+            group, version, plural = _LEADER_WORKER_SETS
+            self._call(
+                "scale",
+                self._custom.patch_namespaced_custom_object_scale,
+                group,
+                version,
+                self.namespace,
+                plural,
+                workload,
+                body,
+                _content_type=content,
+            )
+        else:
+            self._call(
+                "scale",
+                self._apps.patch_namespaced_deployment_scale,
+                workload,
+                self.namespace,
+                body,
+                _content_type=content,
+            )
 
     def create_event(
         self,
@@ -143,7 +163,10 @@ class Cluster:
         reporter: str,
         at: datetime,
     ) -> None:
-        """`kind` Pod or Deployment, and its name in `about`."""
+        """`kind` Pod or Deployment, and its name in `about`; a LeaderWorkerSet is told by its name."""
+        api_version = "v1" if kind == "Pod" else "apps/v1"
+        if kind == "Deployment" and about in self._sets:
+            kind, api_version = "LeaderWorkerSet", "/".join(_LEADER_WORKER_SETS[:2])
         body = {
             "metadata": {"name": name, "namespace": self.namespace},
             "eventTime": at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
@@ -152,7 +175,7 @@ class Cluster:
             "action": "Sync",
             "reason": reason,
             "regarding": {
-                "apiVersion": "v1" if kind == "Pod" else "apps/v1",
+                "apiVersion": api_version,
                 "kind": kind,
                 "name": about,
                 "namespace": self.namespace,
