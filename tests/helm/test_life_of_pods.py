@@ -140,3 +140,19 @@ def test_an_own_number_of_members_goes_first() -> None:
     )
     (trainer,) = [o for o in of_kind(objects, "Deployment") if o["metadata"]["name"] == "demo-trainer"]
     assert trainer["metadata"]["annotations"] == {key: "7"}
+
+
+def test_a_leader_worker_set_is_no_group_of_volcanos_making() -> None:
+    """Its controller makes the group, if it is told to. Annotations are its own, and those of the trainer."""
+    objects = charts.rendered(
+        "ci/leader-worker-set.yaml",
+        sets=(
+            'trainer.schedulerName="volcano"',
+            'trainer.annotations={"mine":"1","both":"trainer"}',
+            'trainer.leaderWorkerSet.annotations={"both":"set"}',
+        ),
+    )
+    (group,) = of_kind(objects, "LeaderWorkerSet")
+    found = group["metadata"]["annotations"]
+    assert (found["mine"], found["both"]) == ("1", "set")
+    assert "scheduling.volcano.sh/group-min-member" not in found

@@ -175,7 +175,7 @@ def test_variables_that_are_no_secrets() -> None:
     assert charts.text(sets=(f"rollouter.extraEnv={json.dumps(harmless)}",))
 
 
-@pytest.mark.parametrize("release", ["1st", "a.b", "true", "null", "n"])
+@pytest.mark.parametrize("release", ["1st", "a.b"])
 def test_release_names_that_no_service_can_have(release: str) -> None:
     with pytest.raises(HelmFailed, match="choose another release name"):
         charts.text(release=release)

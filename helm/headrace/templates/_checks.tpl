@@ -14,8 +14,6 @@ secret is what only switches something, or is the path of a file. */}}
 {{- $problems := list -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) -}}
 {{- $problems = append $problems (printf "release name %s: names of Services begin with a letter and hold letters, digits and '-' only; choose another release name" .Release.Name) -}}
-{{- else if not (kindIs "string" (printf "is: %s" .Release.Name | fromYaml).is) -}}
-{{- $problems = append $problems (printf "release name %s: YAML takes that for something else than a name; choose another release name" .Release.Name) -}}
 {{- end -}}
 
 {{- /* The run */ -}}
