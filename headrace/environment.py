@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import os
 from pathlib import Path
 
@@ -57,17 +58,41 @@ def token() -> str:
     Several tokens, separated by commas, are all accepted and the first is sent: a token is replaced without
     a pause by `new,old` everywhere, then `new`. (The first step itself is two: `old,new`, then `new,old`.)
     """
-    return os.environ.get("HEADRACE_TOKEN", "")
+    return os.environ.get("HEADRACE_TOKEN", "").strip()
+
+
+class NoToken(ValueError):
+    """A port that strangers can reach, and nothing that keeps them out."""
+
+
+def token_to_listen(host: str) -> str:
+    """The token of a service that listens on `host`. NoToken where others could reach it without one."""
+    found = token()
+    if not _tokens(found) and not _is_loopback(host):
+        raise NoToken(
+            f"HEADRACE_TOKEN is empty, and {host} is no loopback address: whoever reaches the port could "
+            "take part in the run; set it (in a cluster: the key `token` of the release's Secret)"
+        )
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tokens(secret: str) -> list[str]:
+    return [one for part in secret.split(",") if (one := part.strip())]
 
 
 def bearer(secret: str) -> tuple[tuple[str, str], ...]:
     """gRPC metadata that carries the token."""
-    return (("authorization", f"Bearer {secret.split(',')[0]}"),) if secret else ()
+    return tuple(("authorization", f"Bearer {one}") for one in _tokens(secret)[:1])
 
 
 def token_matches(header: str | None, secret: str) -> bool:
     """Whether an Authorization header carries the token; compared in constant time."""
     given = (header or "").encode()
-    return not secret or any(
-        hmac.compare_digest(given, f"Bearer {one}".encode()) for one in secret.split(",") if one
-    )
+    return not secret or any(hmac.compare_digest(given, f"Bearer {one}".encode()) for one in _tokens(secret))

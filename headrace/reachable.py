@@ -20,7 +20,7 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headrace import environment, tls
-from headrace.redis_connect import connect
+from headrace.redis_connect import LOGIN_REFUSED, connect, login_refused
 from headrace.redis_url import parse
 from headrace.v1 import sync_pb2_grpc
 
@@ -37,6 +37,8 @@ def redis_answers() -> str:
     try:
         with connect(url, _CALL_S) as client:
             client.ping()
+    except LOGIN_REFUSED as error:
+        raise Wrong(login_refused(parse(url).where, error)) from None
     except redis.RedisError as error:
         raise Wrong(f"no answer: {error}") from None
     address = parse(url)
@@ -66,7 +68,7 @@ def coordinator_answers() -> str:
         if (code := _empty_stream(channel, token)) is not grpc.StatusCode.INVALID_ARGUMENT:
             raise Wrong(f"{address} refuses our token: {code.name}")
         if not token:
-            return f"{address} answers (without a token)"
+            raise Wrong(f"{address} lets in who has no token: HEADRACE_TOKEN is empty")
         if (code := _empty_stream(channel, "")) is not grpc.StatusCode.UNAUTHENTICATED:
             raise Wrong(f"{address} lets in who has no token: {code.name}")
     return f"{address} answers, and refuses who has no token"

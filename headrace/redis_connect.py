@@ -22,6 +22,23 @@ VOLATILE = (
     "redis.allow_volatile=true"
 )
 
+LOGIN_REFUSED = (
+    redis.AuthenticationError,
+    redis.exceptions.AuthorizationError,
+    redis.exceptions.NoPermissionError,
+)
+"""No outage, although redis-py takes two of them for lost connections: asking again changes nothing."""
+
+
+def login_refused(where: str, error: Exception) -> str:
+    """What to tell whoever gets one of LOGIN_REFUSED from the server at `where`. It names no password."""
+    return (
+        f"Redis at {where} refuses the login: {str(error).rstrip('.')}. Give the password that it has now in "
+        "HEADRACE_REDIS_PASSWORD, or in HEADRACE_REDIS_URL, and start again. In a cluster it comes from the "
+        "run's Secret, key redis-password, which a container reads whenever it starts; docs/kubernetes.md, "
+        "Credentials, has the steps of a change."
+    )
+
 
 def _options(url: str, timeout_s: float) -> dict[str, Any]:
     return {

@@ -14,13 +14,15 @@ _NAMES = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
 _IN_INFO = {"maxmemory-policy": "maxmemory_policy", "maxmemory": "maxmemory"}
 
 
-async def server_settings(client: redis.asyncio.Redis) -> dict[str, str]:
-    """The settings that matter; those that the server does not tell are left out. Raises RedisError."""
+async def server_settings(client: redis.asyncio.Redis, *, quiet: bool = False) -> dict[str, str]:
+    """The settings that matter; those that the server does not tell are left out. `quiet`: without a warning
+    about that, for who asks again and again. Raises RedisError."""
     try:
         found = await cast(Any, client).config_get(*_NAMES)
         return {_text(name): _text(value) for name, value in found.items()}
     except redis.ResponseError as error:  # managed servers forbid CONFIG; INFO tells the half of it
-        log.warning("Redis does not permit CONFIG GET", extra={"error": str(error)})
+        level = logging.DEBUG if quiet else logging.WARNING
+        log.log(level, "Redis does not permit CONFIG GET", extra={"error": str(error)})
     try:
         info = await cast(Any, client).info("memory")
     except redis.ResponseError:

@@ -13,6 +13,7 @@ import threading
 from datetime import timedelta
 
 from headrace import logs
+from headrace.early_stop import end_when_told
 
 log = logging.getLogger("headrace.rendezvous")
 
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     args = parser.parse_args()
     logs.setup("rendezvous")
+    end_when_told(0)
     from torch.distributed import TCPStore
 
     store = TCPStore(

@@ -1,15 +1,26 @@
-"""What of its configuration may change while a run is on: eta and S. Everything else is refused by name.
+"""What of its configuration may change while a run is on: eta, S, and what the coordinator alone reads of its
+cluster. Everything else is refused by name.
 
-A change is wanted as soon as it is in the file. The trainer takes it up with its next snapshot, so that a
-window has one S from its beginning to its end, and the gate follows with the commit of that snapshot.
+A change is wanted as soon as it is in the file. The trainer takes eta and S up with its next snapshot, so
+that a window has one S from its beginning to its end, and the gate follows with the commit of that snapshot.
 """
 
 from __future__ import annotations
 
 from headrace import config_load
 from headrace.config import RunConfig
+from headrace.config_kubernetes import RecommendationConfig
+from headrace.memory import too_small
 
-TUNABLE = ("async_training.staleness_threshold", "async_training.trigger_parameter_sync_step")
+GATE = ("async_training.staleness_threshold", "async_training.trigger_parameter_sync_step")
+COORDINATOR = (
+    *(f"kubernetes.recommendation.{key}" for key in RecommendationConfig.model_fields),
+    "kubernetes.scale_to_zero_on_completion",
+    "kubernetes.deletion_cost_interval_s",
+    "kubernetes.request_timeout_s",
+)
+"""Read by the coordinator alone, whenever it needs them."""
+TUNABLE = (*GATE, *COORDINATOR)
 AT_START = ("rollout.replicas",)
 """Only looked at when a run starts: `headrace scale` and `kubectl scale` change what it stands for."""
 _HINT = {
@@ -38,3 +49,9 @@ def changed(before: RunConfig, after: RunConfig) -> list[str]:
         if was != now:
             out.append(f"{key}: {was} -> {now}")
     return out
+
+
+def too_large(config: RunConfig, limit_bytes: int) -> str | None:
+    """Why a server that may use `limit_bytes` does not hold what the gate of `config` lets in."""
+    why = too_small(config, limit_bytes)
+    return why and f"{' and '.join(GATE)}: Redis has maxmemory {limit_bytes}: {why}"

@@ -14,7 +14,7 @@ import redis
 
 from headrace import redis_url
 from headrace.ledger.client import LedgerError, SyncLedger
-from headrace.redis_connect import connect
+from headrace.redis_connect import LOGIN_REFUSED, connect, login_refused
 from headrace.runner.in_cluster import NO_ADDRESS, ledger_url, name_of
 from headrace.runner.layout import RunLayout, read_json
 from headrace.valkey_server import start_valkey
@@ -78,5 +78,7 @@ def _at(url: str, run: str) -> Iterator[SyncLedger]:
     try:
         with connect(url, timeout_s=_TIMEOUT_S) as client:
             yield SyncLedger(client, run, retry_s=5.0)
+    except LOGIN_REFUSED as error:
+        raise LedgerError(login_refused(redis_url.parse(url).where, error)) from None
     except redis.RedisError as error:
         raise LedgerError(f"{redis_url.masked(url)} cannot be reached: {error}") from None

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import redis
+
 from headrace import config_load, tuning
 from headrace.cli import options
 from headrace.cli.status import no_run
-from headrace.runner.layout import find_run
+from headrace.config import RunConfig
+from headrace.memory import needed_bytes
+from headrace.redis_connect import connect_async
+from headrace.redis_settings import memory_limit, server_settings
+from headrace.runner.layout import RunLayout, find_run, read_json
 
 EXIT_USAGE = 2
 
 DESCRIPTION = (
     "Change async_training.staleness_threshold and async_training.trigger_parameter_sync_step of a run that "
-    "is on. The trainer takes them up with its next snapshot, the gate follows with the commit of that. The "
-    "configuration file that the run was started from stays as it is."
+    "is on. The trainer takes them up with its next snapshot, the gate follows with the commit of that. "
+    "kubernetes.recommendation.* may change, too. The configuration file that the run was started from stays "
+    "as it is."
 )
 
 
@@ -56,7 +64,27 @@ def tune(name: str, overrides: Sequence[str], runs_dir: Path) -> int:
     if not what:
         print(f"{layout.root.name}: that is what it has")
         return 0
+    if why := _too_large(layout, before, after):
+        print(f"headrace: {why}", file=sys.stderr)
+        return EXIT_USAGE
     config_load.write(config_load.load(layout.requested, overrides), layout.requested)
     config_load.write(after, layout.config)  # the coordinator looks at it
     print("\n".join([*what, "from the next sync on"]))
     return 0
+
+
+def _too_large(layout: RunLayout, before: RunConfig, after: RunConfig) -> str | None:
+    """Why the run's server has too little memory for it: the coordinator would refuse the file, and so would
+    every service that is restarted while it lies there. None where the server does not tell."""
+    url = (read_json(layout.endpoints) or {}).get("redis_url")
+    if url is None or needed_bytes(after) <= needed_bytes(before):
+        return None
+    try:
+        return tuning.too_large(after, asyncio.run(_memory_of(url)))
+    except redis.RedisError:
+        return None
+
+
+async def _memory_of(url: str) -> int:
+    async with connect_async(url) as client:
+        return memory_limit(await server_settings(client, quiet=True))

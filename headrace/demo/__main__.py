@@ -1,11 +1,13 @@
 """`python -m headrace.demo`: prepare a demo and print where its files are."""
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
 
 from headrace.demo import TASKS, held_out_exact_match, is_cached, prepare
+from headrace.early_stop import end_when_told
 
 
 def _show_progress(step: int, total: int, loss: float) -> None:
@@ -19,6 +21,7 @@ def _show_progress(step: int, total: int, loss: float) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the command line, prepare (or find) a demo, print its paths and its starting score."""
+    end_when_told(128 + signal.SIGTERM)
     parser = argparse.ArgumentParser(prog="python -m headrace.demo", description=__doc__)
     parser.add_argument(
         "--task", choices=TASKS, default="spell_backward", help="which demo (default: spell_backward)"

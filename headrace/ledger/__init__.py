@@ -11,6 +11,7 @@ from headrace.ledger.client import (
     AsyncLedger,
     LedgerError,
     LedgerUnavailable,
+    LoginRefused,
     SyncLedger,
     adopt,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "BeatObserver",
     "LedgerError",
     "LedgerUnavailable",
+    "LoginRefused",
     "State",
     "SyncLedger",
     "adopt",

@@ -4,6 +4,7 @@ Both clients send `EVALSHA` (and the text once, when the server does not know th
 same operation with back-off while the server cannot be reached: replies get lost, and every operation
 bears repetition (see `ops`). After `retry_s` seconds they raise `LedgerUnavailable`, which names the
 server by host and port and never shows a password. Everything but the waiting is shared.
+A server that refuses the password is not asked again: `LoginRefused`.
 The deadline of one attempt is the Redis client's own socket timeout.
 """
 
@@ -24,6 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.ledger import keys, ops, replies, scripts
 from headrace.ledger.ops import Op
+from headrace.redis_connect import LOGIN_REFUSED, login_refused
 
 T = TypeVar("T")
 log = logging.getLogger("headrace.ledger")
@@ -58,6 +60,10 @@ def _address(kwargs: Mapping[str, Any]) -> str:
     return f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}"
 
 
+class LoginRefused(LedgerError):
+    """The server does not take our password (any more): a start with another one helps, waiting does not."""
+
+
 class _Common:
     """What both clients share: the command, the run's key, the retry schedule, the errors."""
 
@@ -85,6 +91,9 @@ class _Common:
         delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 10))
         return min(left, delay * random.uniform(0.5, 1.0))
 
+    def _login_refused(self, error: Exception) -> LoginRefused:
+        return LoginRefused(login_refused(self.address, error))
+
     def _refused(self, op: Op[Any], error: ResponseError) -> LedgerError:
         return LedgerError(f"{op.script} at {self.address}: {error}")
 
@@ -110,6 +119,8 @@ class SyncLedger(_Common):
             attempt += 1
             try:
                 return op.parse(self._send(op))
+            except LOGIN_REFUSED as error:
+                raise self._login_refused(error) from None
             except RETRYABLE as error:
                 self._sleep(self._delay(op, attempt, started, error))
             except ResponseError as error:
@@ -155,6 +166,8 @@ class AsyncLedger(_Common):
             attempt += 1
             try:
                 return op.parse(await self._send(op))
+            except LOGIN_REFUSED as error:
+                raise self._login_refused(error) from None
             except RETRYABLE as error:
                 await asyncio.sleep(self._delay(op, attempt, started, error))
             except OutOfMemoryError as error:

@@ -72,6 +72,11 @@ def configure(
     return Op("configure", (max_required, claim_size, max_retries, max_crashes, total, fingerprint), parse)
 
 
+def fingerprint() -> Op[str]:
+    """That with which the run was configured."""
+    return Op("fingerprint", (), _text)
+
+
 def open_term() -> Op[r.Term]:
     """A coordinator starts: the term grows and fences everything that older ones send."""
 

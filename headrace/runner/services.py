@@ -196,7 +196,8 @@ def rollouter(
             "OMP_NUM_THREADS": str(config.rollout.engine.omp_threads),
             "VLLM_CPU_OMP_THREADS_BIND": environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
         },
-        ready=lambda: http_ok(f"http://{ends.host}:{port}/readyz"),
+        # Not /readyz: weights come with the trainer, whose start says nothing about this one.
+        ready=lambda: http_ok(f"http://{ends.host}:{port}/connectedz"),
         essential=essential,
     )
 

@@ -63,7 +63,7 @@ class LocalPods:
     def execute(self, component: str, *words: str) -> tuple[int, str]:
         """`kubectl exec` in its main container: exit code, and all that is printed."""
         done = subprocess.run(
-            [self._local(word) for word in words],
+            [sys.executable if word == "python3" else self._local(word) for word in words],
             env=self.variables(component),
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -73,6 +73,10 @@ class LocalPods:
             check=False,
         )
         return done.returncode, done.stdout
+
+    def probe(self, component: str, kind: str) -> tuple[int, str]:
+        """A probe of its main container that executes a command: exit code, and all that is printed."""
+        return self.execute(component, *self._pods[component].spec["containers"][0][kind]["exec"]["command"])
 
     def ended(self) -> dict[str, int]:
         """Exit codes of the containers that ended by themselves."""

@@ -146,11 +146,16 @@ def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
     for part in PARTS:
         run.start(part)
 
+    heartbeats: set[str] = set()
+
     def completed() -> bool:
+        heartbeats.update(file.name for file in (tmp_path / "scratch" / "heartbeat").glob("*"))
         assert run.ended() == {}, {name: run.log(name)[-4000:] for name in run.ended()}
         return "completed; waiting to be stopped" in run.log("trainer")
 
     until(completed, f"the run to be complete; logs: {tmp_path}", timeout_s=400)
+    assert heartbeats == {"launcher", "rank-0"}
+    assert run.probe("trainer", "livenessProbe") == (0, "")
     rows = [
         json.loads(line) for line in (tmp_path / "runs" / "demo" / "metrics.jsonl").read_text().splitlines()
     ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 from pathlib import Path
 
@@ -14,10 +16,13 @@ import yaml
 from kubernetes_validate import utils
 
 from headrace.cli.main import parse
+from headrace.redis_url import build
+from headrace.valkey_server import answers, start_valkey
 from tests.helm import charts
+from tests.helm.cluster import cluster
 from tests.helm.objects import Object, pods, read
 from tests.helm.pod_security import violations
-from tests.helm.tools import ROOT, run_helm
+from tests.helm.tools import ROOT, kubectl, run_helm
 
 PAGE = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/kubernetes.md"))
 
@@ -105,8 +110,11 @@ def test_kubectl_names_what_is_there() -> None:
     for line in lines("kubectl"):
         words = shlex.split(line)
         for word in words:
-            if word.startswith("deployment/"):
-                assert word.removeprefix("deployment/") in there["deployment"], line
+            for kind in ("deployment", "statefulset"):
+                if word.startswith(f"{kind}/"):
+                    assert word.removeprefix(f"{kind}/") in there[kind], line
+        if words[2:3] == ["secret"] and words[1] in ("get", "patch"):
+            assert words[3] in there["secret"], line
         if words[1:3] == ["delete", "pvc"]:
             assert set(words[5:]) <= there["persistentvolumeclaim"], line
         if words[1] == "apply":
@@ -115,6 +123,32 @@ def test_kubectl_names_what_is_there() -> None:
             given = {w.split("=")[1] for w in words if w.startswith("--from-literal")}
             assert given == {"token", "redis-password"}
     assert sum("deployment/" in line for line in lines("kubectl")) >= 2
+
+
+def test_the_passwords_way_into_redis(tmp_path: Path) -> None:
+    """What kubectl makes of the Secret is what the server understands as a second password."""
+    (line,) = [line for line in lines("kubectl") if "ACL SETUSER" in line]
+    get, _, execute = line.partition(" | kubectl ")
+    objects = charts.rendered("examples/one-node-8-gpus.yaml", "math")
+    (server,) = [pod for pod in pods(objects) if pod.component == "redis"]
+    (container,) = server.containers
+    pod_name = f"{server.owner['metadata']['name']}-0"
+    assert shlex.split(execute)[-4:] == ["rl", pod_name, "--", "valkey-cli"]
+    variables = {variable["name"] for variable in container["env"]}
+    assert "REDISCLI_AUTH" in variables, "valkey-cli logs in by it"
+    assert container["ports"] == [{"name": "redis", "containerPort": 6379}], "valkey-cli's own"
+    (secret,) = [thing for thing in objects if thing["kind"] == "Secret"]
+    new = base64.b64decode(secret["data"]["redis-password"]).decode()
+    with cluster(objects, tmp_path) as kubeconfig:
+        words = [str(kubectl()), f"--kubeconfig={kubeconfig}", *shlex.split(get)[1:]]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    with start_valkey(tmp_path / "redis", "old") as running:
+        with socket.create_connection(("127.0.0.1", running.port), 10) as connection:
+            connection.sendall(f"AUTH old\r\n{done.stdout}QUIT\r\n".encode())
+            assert connection.makefile("rb").read() == b"+OK\r\n" * 3
+        for password in ("old", new):
+            assert answers(build("127.0.0.1", running.port, password)), password
 
 
 def test_commands_in_pods_are_headraces() -> None:

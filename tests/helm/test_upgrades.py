@@ -128,6 +128,25 @@ def test_a_change_rolls_the_right_pods(change: str, components: set[str]) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "components"),
+    [
+        ("autoscaling.maxReplicas=9", set()),
+        ("kubernetes.scaleToZeroOnCompletion=true", set()),
+        ('config.kubernetes={"recommendation":{"windows":5},"request_timeout_s":5}', set()),
+        ('config.kubernetes={"trainer_deployment":"other"}', {"coordinator"}),
+    ],
+)
+def test_the_rendezvous_store_stays_where_the_coordinator_follows(change: str, components: set[str]) -> None:
+    """It lies in the coordinator's pod, and the trainer would begin anew."""
+    on = ("kubernetes.enabled=true", "monitoring.podMonitors.enabled=true", "rollouter.replicas=null")
+    scaled = () if "scaleToZero" in change else ("autoscaling.enabled=true",)
+    before, after = (charts.rendered(sets=(*on, *scaled, *more)) for more in ((), (change,)))
+    assert rolled(before, after) == components
+    configs = [get(objects, "ConfigMap", "demo-config")["data"] for objects in (before, after)]
+    assert configs[0] != configs[1]
+
+
 def test_what_the_run_was_begun_with_cannot_change(tmp_path: Path) -> None:
     """Every one of these keys had another value: each is told."""
     before = installed()

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,10 @@ from headrace.demo import __main__ as demo_command
 from headrace.environment import redis_url
 from headrace.net import free_port
 from headrace.redis_connect import connect
+from headrace_trainer import heartbeat
 from tests.helm import charts, pitfalls
 from tests.helm.objects import Pod, of_kind, pods
-from tests.helm.tools import ROOT
+from tests.helm.tools import ROOT, HelmFailed
 from tests.waiting import until
 
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -114,6 +116,43 @@ def test_the_engine_may_answer_within_the_probes_deadline() -> None:
     probe = rollouter.spec["containers"][0]["livenessProbe"]
     assert probe["timeoutSeconds"] > float(own)
     assert rollouter.spec["containers"][0]["startupProbe"]["failureThreshold"] * 10 == 2700
+
+
+def test_the_trainers_probes_read_what_it_writes(tmp_path: Path) -> None:
+    """The command as it stands, on a directory where a launcher's heartbeat is, and gets old."""
+    (trainer,) = [pod for pod in pods(charts.rendered()) if pod.component == "trainer"]
+    container = trainer.spec["containers"][0]
+    liveness, startup = container["livenessProbe"], container["startupProbe"]
+    words = liveness["exec"]["command"]
+    assert startup["exec"]["command"] == words, (
+        "what an earlier container left fails it until the launcher is there"
+    )
+    (there,) = [w.partition("=")[2] for w in container["args"] if w.startswith("--heartbeat=")]
+    assert words[3] == there
+    assert Path(there).parent.as_posix() in [m["mountPath"] for m in container["volumeMounts"]]
+    here = [sys.executable, *(str(tmp_path / "beats") if w == there else w for w in words[1:])]
+
+    def passes() -> bool:
+        return subprocess.run(here, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+    assert not passes()
+    heartbeat.Launch(tmp_path / "beats")
+    assert passes()
+    for age, alive in ((1700, True), (1900, False)):
+        os.utime(tmp_path / "beats" / "launcher", (time.time() - age,) * 2)
+        assert passes() == alive
+    assert words[-1] == "--stale-seconds=1800"
+
+
+def test_a_trainer_without_probes() -> None:
+    (trainer,) = [
+        p
+        for p in pods(charts.rendered(sets=("trainer.liveness.staleSeconds=0",)))
+        if p.component == "trainer"
+    ]
+    assert not {"livenessProbe", "startupProbe"} & set(trainer.spec["containers"][0])
+    with pytest.raises(HelmFailed, match="staleSeconds"):
+        charts.text(sets=("trainer.liveness.staleSeconds=5",))
 
 
 def test_a_demo_has_a_name_that_does_not_change(

@@ -129,14 +129,14 @@ class Coordinator:
         self.url = build("127.0.0.1", self.relay.port, PASSWORD)
         return self.relay
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *options: str, token: str = TOKEN) -> subprocess.Popen[bytes]:
         """Start the process on the port that it had; returns at once."""
-        env = {**os.environ, "HEADRACE_REDIS_URL": self.url, "HEADRACE_TOKEN": TOKEN}
+        env = {**os.environ, "HEADRACE_REDIS_URL": self.url, "HEADRACE_TOKEN": token}
         command = [sys.executable, "-m", "headrace_coordinator", "--config", str(self.folder / "run.yaml")]
         self._log_from = len(self.log())
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--port", str(self.port)], env=env, stdout=log, stderr=log
+                [*command, "--port", str(self.port), *options], env=env, stdout=log, stderr=log
             )
         return self.process
 

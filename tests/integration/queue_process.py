@@ -102,7 +102,7 @@ class Queue:
             "custom_reward_function": {"path": "headrace.demo.reward"},
         }
         for section, values in self.settings.items():
-            config[section] = {**config[section], **values} if isinstance(values, dict) else values
+            config[section] = {**config.get(section, {}), **values} if isinstance(values, dict) else values
         (self.folder / "run.yaml").write_text(yaml.safe_dump(config))
         self.ledger = SyncLedger(redis.Redis.from_url(self.server.url), self.folder.name)
 

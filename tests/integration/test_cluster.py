@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace import recommendation, telemetry
+from headrace.config_kubernetes import KubernetesConfig
 from headrace.ledger import ops
 from headrace.telemetry import RolloutTelemetry
 from headrace.valkey_server import ValkeyServer, start_valkey
-from headrace_coordinator.kube.api import DELETION_COST
+from headrace_coordinator.kube.api import DELETION_COST, Cluster, ClusterError
 from tests.helm.tools import kubectl
 from tests.integration.coordinator_peers import Member, Trainer
 from tests.integration.coordinator_process import PASSWORD, Coordinator, until
@@ -87,6 +91,16 @@ async def running(c: Coordinator, *pods: str) -> tuple[Trainer, list[Member]]:
     return trainer, members
 
 
+def change(c: Coordinator, **settings: Any) -> None:
+    """As the kubelet does it: another file in the place of the configuration."""
+    file = c.folder / "run.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["kubernetes"].update(settings)
+    fresh = file.with_suffix(".new")
+    fresh.write_text(yaml.safe_dump(config))
+    fresh.replace(file)
+
+
 def take(c: Coordinator, pod: str) -> str:
     return str(c.ledger.run(ops.take(incarnation(pod), c.stats().version, 1)).status)
 
@@ -134,8 +148,8 @@ async def test_what_was_missed_is_found_again(make: Make, kube: KubeApi) -> None
     assert c.stats().requeued == {"expired": 2}
 
 
-def paths(kube: KubeApi) -> set[tuple[str, str]]:
-    return {(method, path.partition("?")[0]) for method, path in kube.requests}
+def paths(kube: KubeApi, since: int = 0) -> set[tuple[str, str]]:
+    return {(method, path.partition("?")[0]) for method, path in kube.requests[since:]}
 
 
 async def test_costs_follow_tokens_in_flight(make: Make, kube: KubeApi) -> None:
@@ -168,8 +182,10 @@ async def test_costs_follow_tokens_in_flight(make: Make, kube: KubeApi) -> None:
 
 
 async def test_the_number_of_rollouters_is_advised(make: Make, kube: KubeApi) -> None:
-    c = await make(recommendation={"windows": 2})
+    c = await make(recommendation={"windows": 50})
     trainer, members = await running(c, A, B)
+    change(c, recommendation={"windows": 2})
+    await until(lambda: "kubernetes.recommendation.windows: 50 -> 2" in c.log(), "the change to be followed")
     key = recommendation.recommendation_key(c.folder.name)
     for version in (1, 2):
         for pod, active in ((A, 9.0), (B, 10.0)):
@@ -223,7 +239,20 @@ async def test_events_and_the_end(make: Make, kube: KubeApi) -> None:
     assert kube.replicas("roll") == 3
     lines = await asyncio.to_thread(run_kubectl, "get", "pods", "-o", "name")
     assert set(lines.split()) == {f"pod/{A}", f"pod/{B}", "pod/somebody-else"}
+
+    c.kill()
+    before = len(kube.requests)
+    await c.up()
+    pods = ("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")
+    await until(lambda: pods in paths(kube, before), "the new coordinator to have looked around")
     assert kube.replicas("roll") == 3, "what somebody scales up afterwards stays"
+    trainer = await c.trainer()
+    assert c.ledger.run(ops.complete(trainer.lineage)) == "ok"
+    kube.fail(500, times=1, path="/events")
+    await until(lambda: kube.replicas("roll") == 0, "a run that was opened again to end again")
+    await until(lambda: len(about("RunCompleted")) == 2, "its event")
+    scaled = [path for method, path in kube.requests[before:] if method == "PATCH" and "/scale" in path]
+    assert len(scaled) == 2, "one for each Deployment"
 
 
 async def test_the_end_is_told_where_nothing_is_scaled(make: Make, kube: KubeApi) -> None:
@@ -256,6 +285,30 @@ async def test_without_an_api_the_run_goes_on(make: Make, kube: KubeApi) -> None
     kube.delete_pod(A)
     kube.finish_delete(A)
     await until(lambda: set(c.stats().members) == {incarnation(B)}, "the cluster to be heard again")
+
+
+@pytest.fixture
+def cluster(kube: KubeApi, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """In this process. The client reads KUBECONFIG once, when it is imported."""
+    monkeypatch.setattr(
+        "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", os.environ["KUBECONFIG"]
+    )
+    return Cluster(KubernetesConfig.model_validate(SETTINGS))
+
+
+def test_a_deployment_that_selects_by_no_label_is_refused(cluster: Cluster, kube: KubeApi) -> None:
+    """No labels would be all pods of the namespace."""
+    assert cluster.pod_selector("roll") == "app=roll"
+    kube.objects["deployments"]["roll"]["spec"]["selector"] = {"matchExpressions": []}
+    with pytest.raises(ClusterError, match="roll has no matchLabels"):
+        cluster.pod_selector("roll")
+
+
+def test_a_repeat_of_what_has_come_through_is_no_failure(cluster: Cluster, kube: KubeApi) -> None:
+    """The answer to the first attempt was lost."""
+    for _ in range(2):
+        cluster.create_event("one", "Pod", A, "why", "note", True, "pod", datetime.now(UTC))
+    assert len(kube.events()) == 1
 
 
 async def test_no_cluster_to_be_found(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

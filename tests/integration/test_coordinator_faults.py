@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 
@@ -10,7 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from headrace import run_identity
+from headrace.config_load import load
 from headrace.environment import bearer
+from headrace.ledger import keys
+from headrace.memory import needed_bytes
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from tests.integration.coordinator_peers import Member, Peer, Trainer, hang_up
@@ -290,6 +295,15 @@ async def refusal(peer: Peer) -> bool:
     return code is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_a_port_that_strangers_reach_needs_a_token(make: Make) -> None:
+    """An empty value in a Secret must not switch authentication off."""
+    c = await make()
+    c.kill()
+    c.start("--host", "0.0.0.0", token=" \n")
+    assert await c.exit_code() == 78
+    assert "HEADRACE_TOKEN is empty, and 0.0.0.0 is no loopback address" in c.log()
+
+
 @pytest.mark.parametrize("token", ["", "wrong"])
 async def test_the_token_is_asked_for(make: Make, token: str) -> None:
     c = await make()
@@ -361,6 +375,31 @@ async def test_a_port_that_is_taken(make: Make) -> None:
     assert f"cannot listen on 127.0.0.1:{c.port}" in c.log()
     assert "Traceback" not in c.log()
     assert c.stats().term == 0  # it never served, so it must fence nobody out
+
+
+async def test_a_file_that_the_run_cannot_go_on_with(make: Make) -> None:
+    """Refused while it ran, and again by every start until it is mended; nobody is fenced out by that."""
+    c = await make(up=False)
+    file = c.folder / "run.yaml"
+    config = load(file)
+    c.ledger.redis.hset(keys.meta(config.name), "fingerprint", json.dumps(run_identity.of(config)))
+    right = file.read_text()
+    file.write_text(right.replace("path: nowhere", "path: elsewhere"))
+    c.start()
+    assert await c.exit_code() == 78
+    assert "model.path: was 'nowhere' when the run" in c.log()
+    assert "Traceback" not in c.log()
+
+    file.write_text(right)
+    c.ledger.redis.config_set("maxmemory", needed_bytes(config) - 1)
+    try:
+        c.start()
+        assert await c.exit_code() == 78
+    finally:
+        c.ledger.redis.config_set("maxmemory", 0)
+    assert "async_training.staleness_threshold and " in c.log()
+    assert "Traceback" not in c.log()
+    assert c.stats().term == 0
 
 
 async def test_redis_that_does_not_answer(make: Make) -> None:

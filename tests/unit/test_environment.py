@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.environment import bearer, redis_url, token_matches
+from headrace.environment import NoToken, bearer, redis_url, token, token_matches, token_to_listen
 
 
 def sent(secret: str) -> str | None:
@@ -17,6 +17,18 @@ def test_a_token_is_asked_for_where_one_is_set() -> None:
     assert token_matches(sent("right"), "right")
     for header in (None, "", "Bearer", "Bearer ", "Bearer wrong", "right", "Bearer right "):
         assert not token_matches(header, "right")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "coordinator", ""])
+def test_strangers_are_not_let_in_for_want_of_a_token(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for nothing in ("", " \n", ","):
+        monkeypatch.setenv("HEADRACE_TOKEN", nothing)
+        with pytest.raises(NoToken, match="HEADRACE_TOKEN is empty"):
+            token_to_listen(host)
+        for own in ("127.0.0.1", "127.0.0.3", "::1", "localhost"):
+            token_to_listen(own)
+    monkeypatch.setenv("HEADRACE_TOKEN", "right\n")  # as a file gives it
+    assert token_to_listen(host) == token() == "right"
 
 
 @pytest.mark.parametrize(

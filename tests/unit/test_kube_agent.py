@@ -15,7 +15,7 @@ import pytest
 from headrace.config import RunConfig
 from headrace.ledger.client import LedgerError
 from headrace_coordinator.kube.agent import Agent
-from headrace_coordinator.kube.api import ClusterError, Pod
+from headrace_coordinator.kube.api import DELETION_COST, ClusterError, Expired, Pod, to_pod
 from headrace_coordinator.notices import Notices
 
 CONFIG = RunConfig.model_validate(
@@ -40,6 +40,7 @@ class FakeDriver:
     """Who is a member, as the ledger says, and who was told to be gone."""
 
     version = 0
+    term = 1
 
     def __init__(self) -> None:
         self.notices = Notices()
@@ -56,7 +57,7 @@ class FakeDriver:
             self.ledger_errors -= 1
             raise LedgerError("away")
         members = {f"rollouter-{name}-00000001": 1 for name in self.members}
-        return SimpleNamespace(members=members, in_flight_by_owner={}, completed=False)
+        return SimpleNamespace(members=members, in_flight_by_owner={}, completed=False, term=1)
 
     async def replica_gone(self, name: str) -> list[str]:
         if self.errors:
@@ -76,6 +77,13 @@ class FakeCluster:
         self.watch_errors: list[Exception] = []
         self.create_errors: list[Exception] = []
         self.watching = 0
+        self.hidden: set[str] = set()
+        """There, but not with the labels that the selector wants."""
+        self.pod_errors: list[Exception] = []
+        self.told: list[tuple[str, Pod]] = []
+        """What a watch tells beside who is there."""
+        self.short: list[Exception | None] = []
+        """How the next watches end, at once; None: in order."""
         self.closed = threading.Event()
 
     def pod_selector(self, _: str) -> str:
@@ -83,17 +91,29 @@ class FakeCluster:
 
     def pods(self, _: str) -> tuple[list[Pod], str]:
         self.calls["pods"] += 1
-        found = [pod(name) for name in self.there]
+        found = [pod(name) for name in self.there if name not in self.hidden]
         happen, self.after_list = self.after_list, lambda: None
         happen()
         return found, "1"
 
-    def watch(self, _: str, version: str) -> Iterator[tuple[str, Pod, str]]:
+    def pod(self, name: str) -> Pod | None:
+        if self.pod_errors:
+            raise self.pod_errors.pop()
+        return pod(name) if name in self.there else None
+
+    def watch(self, _: str, version: str) -> Iterator[tuple[str, Pod]]:
+        self.calls["watch"] += 1
         if self.watch_errors:
             raise self.watch_errors.pop()
+        if self.short:
+            if (error := self.short.pop()) is not None:
+                raise error
+            return
         self.watching += 1
         for name in list(self.there):
-            yield "ADDED", pod(name), "2"
+            if name not in self.hidden:
+                yield "ADDED", pod(name)
+        yield from self.told
         self.closed.wait(60)
 
     def create_event(self, name: str, *_: Any) -> None:
@@ -175,6 +195,57 @@ async def test_who_is_newer_than_the_list_is_not_gone(world: World, ledger_error
     world.cluster.after_list = arrive
     await meanwhile(world.agent.run(), lambda: NEW in world.agent.pods)
     assert world.driver.gone == [OLD]
+
+
+async def test_who_is_at_work_elsewhere_is_not_gone(world: World) -> None:
+    """Another Deployment's pods may begin with the same name, and anybody may change a pod's labels."""
+    world.driver.members, world.cluster.there = (
+        {OLD, NEW, "roll-big-77-abcde"},
+        [OLD, NEW, "roll-big-77-abcde"],
+    )
+    world.cluster.hidden = {"roll-big-77-abcde", NEW}
+    world.cluster.pod_errors = [ClusterError("pod", "500", 500)]
+    world.cluster.told = [("DELETED", pod(NEW)), ("ADDED", pod("roll-5d-last"))]
+    await meanwhile(world.agent.run(), lambda: "roll-5d-last" in world.agent.pods)
+    assert world.driver.gone == []
+    assert set(world.agent.pods) == {OLD, "roll-5d-last"}, "and has no deletion cost of ours"
+
+
+async def test_what_a_watch_has_missed_is_found_when_it_ends(world: World) -> None:
+    world.driver.members, world.cluster.there = {OLD, NEW}, [OLD, NEW]
+    world.cluster.after_list = lambda: world.cluster.there.remove(OLD)
+    world.cluster.short = [None]
+    await meanwhile(world.agent.run(), lambda: world.driver.gone)
+    assert world.driver.gone == [OLD]
+
+
+@pytest.mark.parametrize("error", [None, Expired("watch", "410", 410), ClusterError("watch", "500", 500)])
+async def test_a_watch_that_ends_at_once_is_not_begun_again_at_once(
+    world: World, error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return super().wait(0.0)
+
+    monkeypatch.setattr(
+        "headrace_coordinator.kube.agent.threading", SimpleNamespace(Event=Stop, Thread=threading.Thread)
+    )
+    world.cluster.short = [error] * 12
+    await meanwhile(world.agent.run(), lambda: world.cluster.watching)
+    assert pauses[:12] == [0.01 * 2**n for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "cost"), [("12", 12), ("-3", -3), (None, None), ("--5", None), ("²", None), ("", None)]
+)
+def test_annotations_of_others_do_no_harm(annotation: str | None, cost: int | None) -> None:
+    meta = SimpleNamespace(
+        name="roll-1", uid="u", deletion_timestamp=None, annotations={DELETION_COST: annotation}
+    )
+    assert to_pod(SimpleNamespace(metadata=meta, status=None)).cost == cost
 
 
 async def test_an_event_that_could_not_be_created_is_created_the_next_time(world: World) -> None:

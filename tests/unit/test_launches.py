@@ -130,6 +130,18 @@ async def test_a_coordinator_that_starts_anew_lets_ranks_run_on(desk: Desk) -> N
     assert told(desk.join("c", "old")) == ["stop", "."]
 
 
+async def test_a_launch_that_is_over_does_not_begin_again(desk: Desk, pair: tuple[Node, Node]) -> None:
+    """Its stream was lost when the other one failed: it has not heard of the end."""
+    a, b = pair
+    desk.launches.left(b)
+    desk.launches.ended(a, 1)
+    late = desk.join("b", "L1")
+    assert (told(late), desk.launches.launch) == (["stop", "."], "")
+    desk.launches.ended(late, 143)
+    assert told(desk.join("a")) == ["wait"]
+    assert told(desk.join("b")) == ["start:L2"]
+
+
 async def test_one_that_does_not_come_back_to_a_new_coordinator_is_not_waited_for(desk: Desk) -> None:
     a, fresh = desk.join("a", "old"), desk.join("b")
     desk.later(11.0)

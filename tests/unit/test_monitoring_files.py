@@ -128,6 +128,8 @@ UNREAD = {
     "headrace_queue_dropped",
     # With an environment of several turns only.
     "headrace_environment_call_seconds",
+    # The liveness probe acts on it.
+    "headrace_trainer_heartbeat_age_seconds",
     # In a cluster only, for a look when something is odd there.
     "headrace_kubernetes_failures_total",
     "headrace_rollouter_drains_total",

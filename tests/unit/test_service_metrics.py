@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
+from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
 from headrace_coordinator import metrics as coordinator
 from headrace_rollouter import metrics as rollouter
+from headrace_trainer import heartbeat
 from headrace_trainer import metrics as trainer
 
 
@@ -74,7 +77,20 @@ def test_counters_never_go_back() -> None:
 def test_a_node_without_the_first_rank_shows_its_process_only() -> None:
     names = {family.name for family in trainer.process_only().collect()}
     assert "process_resident_memory_bytes" in names
-    assert not [name for name in names if name.startswith("headrace_")]
+    own = [name for name in names if name.startswith("headrace_")]
+    assert own == ["headrace_trainer_heartbeat_age_seconds"]
+
+
+def test_the_age_of_the_heartbeat_is_that_of_this_node(tmp_path: Path) -> None:
+    heartbeat.Launch(tmp_path).ranks_begin(2)
+    trainer.show_heartbeat(tmp_path)
+    os.utime(tmp_path / "rank-1", (time.time() - 50.0,) * 2)
+    (sample,) = [s for m in trainer.HEARTBEAT.collect() for s in m.samples]
+    assert 50.0 <= sample.value < 80.0
+    os.utime(tmp_path / "rank-1", (time.time() + 50.0,) * 2)
+    os.utime(tmp_path / "launcher", (time.time() + 50.0,) * 2)
+    (sample,) = [s for m in trainer.HEARTBEAT.collect() for s in m.samples]
+    assert sample.value == 0.0, "dated ahead"
 
 
 # -- the rollouter ------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,9 @@ from headrace import tls
 from headrace.config import RunConfig
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace_trainer import launch_stream, launcher
+from headrace_trainer import heartbeat, launch_stream, launcher
 from headrace_trainer.launch_stream import LaunchStream
-from headrace_trainer.launcher import Launcher
+from headrace_trainer.launcher import EX_STOPPED, Launcher
 from tests.waiting import until
 
 CONFIG = RunConfig.model_validate(
@@ -71,13 +73,32 @@ def test_no_error_ends_the_stream(address: str, monkeypatch: pytest.MonkeyPatch,
     assert not stream._thread.is_alive()
 
 
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    """Its ranks do nothing, until they are told to stop."""
+    monkeypatch.setattr(launcher, "_command", lambda *_: ["sleep", "600"])
+    return Launcher(CONFIG, argparse.Namespace(), tmp_path, heartbeat.Launch(tmp_path / "heartbeat"))
+
+
+def stopped_when(made: Launcher, is_time: Callable[[], bool]) -> threading.Thread:
+    """SIGTERM for the launcher, as soon as `is_time`."""
+
+    def stop() -> None:
+        until(is_time, "the time to stop", 30.0)
+        made._stop(signal.SIGTERM, None)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    return thread
+
+
 def test_a_stop_while_the_ranks_are_started_reaches_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Launcher(CONFIG, argparse.Namespace(), tmp_path)
     real = subprocess.Popen
 
     def popen(*args: Any, **kwargs: Any) -> Any:
+        (tmp_path / "L1" / "started").touch()
         made._stop(signal.SIGTERM, None)
         return real(*args, **kwargs)
 
@@ -87,7 +108,41 @@ def test_a_stop_while_the_ranks_are_started_reaches_them(
     assert (tmp_path / "L1" / "stop").exists()
 
 
+def test_ranks_that_have_nothing_to_save_are_ended_at_once(made: Launcher) -> None:
+    """They load a model, say, and would look at the stop only minutes later."""
+    thread = stopped_when(made, lambda: made._child is not None)
+    assert made._ranks("L1", None) == EX_STOPPED
+    thread.join(10.0)
+
+
 def test_a_stop_before_anything_is_there_harms_nothing(tmp_path: Path) -> None:
-    made = Launcher(CONFIG, argparse.Namespace(), tmp_path / "not-yet")
+    heart = heartbeat.Launch(tmp_path / "heartbeat")
+    made = Launcher(CONFIG, argparse.Namespace(), tmp_path / "not-yet", heart)
     made._stop(signal.SIGTERM, None)
     made._stop(signal.SIGTERM, None)
+
+
+def test_the_ranks_are_watched_while_they_are_there(made: Launcher, tmp_path: Path) -> None:
+    beats = tmp_path / "heartbeat"
+    seen: list[set[str]] = []
+
+    def later() -> bool:
+        """The launcher's own beat goes on beside them."""
+        os.utime(beats / "launcher", (1.0, 1.0))
+        until(lambda: (beats / "launcher").stat().st_mtime > 1.0, "the launcher's beat", 30.0)
+        seen.append({file.name for file in beats.iterdir()})
+        return True
+
+    thread = stopped_when(made, lambda: made._child is not None and later())
+    made._ranks("L1", None)
+    thread.join(10.0)
+    assert seen == [{"launcher", "rank-0", "rank-1"}]
+    assert {file.name for file in beats.iterdir()} == {"launcher"}
+
+
+def test_a_launcher_that_waits_for_others_is_alive(tmp_path: Path) -> None:
+    heartbeat.Launch(tmp_path)
+    stream = LaunchStream.__new__(LaunchStream)  # without its thread
+    stream._state, stream._launch, stream._refused = threading.Condition(), "", ""
+    os.utime(tmp_path / "launcher", (1.0, 1.0))
+    assert stream.wait(lambda: heartbeat.age_s(tmp_path) < 50.0) is None

@@ -31,7 +31,7 @@ def test_the_server_serves_the_version_that_was_asked_for(ranks: Ranks) -> None:
     """A late joiner that asks for v must not get v+1 under v's name."""
     model = training(0).model
     store = serve_store("127.0.0.1")
-    server = WeightServer(Snapshot(model, "float32", 1024, None), store, 0, torch.device("cpu"))
+    server = WeightServer(Snapshot(model, "float32", 1024, None), store, ranks)
     server.write_snapshot(4)
     digest, _ = server.send(4, 1024)
     with torch.no_grad():

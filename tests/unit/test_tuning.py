@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 import yaml
 
-from headrace import tuning
-from headrace.config_load import load
+from headrace import config_load, tuning
+from headrace.cli.tune import tune
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError, load
+from headrace.ledger.client import LedgerUnavailable
 from headrace.memory import needed_bytes
+from headrace.redis_connect import connect
+from headrace.runner.layout import RunLayout, write_json
 from headrace.v1 import sync_pb2 as pb
+from headrace.valkey_server import start_valkey
 from headrace_coordinator import __main__ as coordinator
+from headrace_coordinator.advice import Adviser
+from headrace_coordinator.kube.agent import Agent
 from headrace_coordinator.notices import ConfigRefused, Notice, Notices, Tuned
-from headrace_coordinator.tuning import ConfigWatch, stamp_of
+from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
 from tests.unit.cli_desk import Desk
 
 BASE: dict[str, Any] = {
@@ -59,6 +70,13 @@ def rewrite(path: Path, **changes: Any) -> None:
     os.replace(fresh, path)
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class FakeRedis:
     """A server of `maxmemory` bytes that tells it by CONFIG or, like managed ones, only by INFO."""
 
@@ -66,8 +84,10 @@ class FakeRedis:
         self.maxmemory = maxmemory
         self.config = config
         self.away = False
+        self.asked = 0
 
     async def config_get(self, *_: str) -> dict[bytes, bytes]:
+        self.asked += 1
         if self.away:
             raise redis.ConnectionError("away")
         if not self.config:
@@ -78,10 +98,15 @@ class FakeRedis:
         return {"maxmemory": self.maxmemory}
 
 
-def watch(path: Path, server: FakeRedis | None = None) -> tuple[ConfigWatch, FakeDriver]:
+def watch(
+    path: Path,
+    server: FakeRedis | None = None,
+    followers: Sequence[Callable[[RunConfig], None]] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[ConfigWatch, FakeDriver]:
     driver, seen = FakeDriver(), stamp_of(path)
-    found: Any = ConfigWatch(path, load(path), seen, driver, server or FakeRedis())  # type: ignore[arg-type]
-    return found, driver
+    client: Any = server or FakeRedis()
+    return ConfigWatch(path, load(path), seen, driver, client, followers, clock), driver  # type: ignore[arg-type]
 
 
 def heard(driver: FakeDriver) -> Notice:
@@ -101,6 +126,38 @@ async def test_eta_and_s_are_passed_on(file: Path) -> None:
     assert driver.tunings == [(3, 0.25), (2, 0.5)], (
         "set back; the number of rollouters is looked at elsewhere"
     )
+
+
+async def test_what_the_coordinator_alone_reads_is_followed(file: Path) -> None:
+    followed: list[RunConfig] = []
+    watching, driver = watch(file, followers=[followed.append])
+    rewrite(file, kubernetes__recommendation={"max_rollouters": 3}, kubernetes__deletion_cost_interval_s=5.0)
+    await watching.look()
+    (found,) = followed
+    assert found.kubernetes.recommendation.max_rollouters == 3
+    assert driver.tunings == [], "the trainer has nothing to do with it"
+    told = heard(driver)
+    assert isinstance(told, Tuned)
+    assert "kubernetes.recommendation.max_rollouters: 64 -> 3" in told.what
+    assert "syncs" not in told.what
+    rewrite(file, kubernetes__enable=True)
+    await watching.look()
+    assert "kubernetes.enable" in heard(driver).reason  # type: ignore[union-attr]
+    assert len(followed) == 1
+
+
+async def test_the_adviser_and_the_agent_follow(file: Path) -> None:
+    config = load(file)
+    adviser = Adviser(config, None, None)  # type: ignore[arg-type]
+    cluster = SimpleNamespace(timeout_s=10.0)
+    agent = Agent(config, FakeDriver(), cluster)  # type: ignore[arg-type]
+    rewrite(file, kubernetes__recommendation={"max_rollouters": 3}, kubernetes__request_timeout_s=2.0)
+    watching, _ = watch(file)
+    rewrite(file, kubernetes__scale_to_zero_on_completion=True, kubernetes__request_timeout_s=3.0)
+    watching._followers = [adviser.follow, agent.follow]
+    await watching.look()
+    assert adviser._config.kubernetes.request_timeout_s == 3.0
+    assert (agent._settings.scale_to_zero_on_completion, cluster.timeout_s) == (True, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +214,69 @@ async def test_what_the_server_cannot_hold_is_refused(file: Path, config: bool) 
     assert driver.tunings == [(2, 0.25)], "what needs less is no worse than what is"
 
 
-async def test_a_change_waits_for_the_server(file: Path) -> None:
+async def test_more_memory_is_noticed_without_another_change(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is tried again now and then, and told of once."""
+    clock, server = Clock(), FakeRedis(needed_bytes(load(file)) + 1)
+    watching, driver = watch(file, server, clock=clock)
+    rewrite(file, async_training__staleness_threshold=3.0)
+    for clock.now in (0.0, 1.0, 29.0, 31.0, 40.0, 62.0):
+        await watching.look()
+    assert server.asked == 3
+    assert isinstance(heard(driver), ConfigRefused)
+    assert driver.heard.empty()
+    assert [record.msg for record in caplog.records] == ["the changed configuration is refused"]
+    server.maxmemory *= 10
+    clock.now = 63.0
+    await watching.look()
+    assert driver.tunings == []
+    clock.now = 93.0
+    await watching.look()
+    assert driver.tunings == [(2, 3.0)]
+    assert isinstance(heard(driver), Tuned)
+    clock.now = 1000.0
+    await watching.look()
+    assert server.asked == 4, "there is nothing left to try"
+
+
+async def test_a_refused_file_that_is_set_back_is_told(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    watching, driver = watch(file)
+    rewrite(file, rollout__n=3)
+    await watching.look()
+    rewrite(file)
+    await watching.look()
+    assert isinstance(heard(driver), ConfigRefused)
+    assert driver.tunings == []
+    assert caplog.records[-1].msg == "the configuration is what the run goes by again"
+
+
+async def test_a_change_waits_for_the_server(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = FakeRedis()
     server.away = True
     watching, driver = watch(file, server)
     rewrite(file, async_training__staleness_threshold=3.0)
-    await watching.look()
+    for _ in range(5):
+        await watching.look()
     assert (driver.heard.empty(), driver.tunings) == (True, [])
+    assert len(caplog.records) == 1, "one word about it"
     server.away = False
     await watching.look()
     assert driver.tunings == [(2, 3.0)]
+
+
+async def test_a_start_with_what_the_server_cannot_hold_is_refused(file: Path) -> None:
+    """As by the queue service."""
+    config = load(file)
+    server: Any = FakeRedis(needed_bytes(config))
+    await check_memory(config, server)
+    server.maxmemory -= 1
+    with pytest.raises(ConfigError, match=r"staleness_threshold and .*maxmemory"):
+        await check_memory(config, server)
+    server.away = True
+    with pytest.raises(LedgerUnavailable, match="away"):
+        await check_memory(config, server)
 
 
 async def test_a_change_during_the_start_is_noticed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +294,7 @@ async def test_a_change_during_the_start_is_noticed(file: Path, monkeypatch: pyt
         raise RuntimeError("enough")
 
     monkeypatch.setattr(coordinator, "until_configured", until_configured)
+    monkeypatch.setattr(coordinator, "check_memory", until_configured)
     monkeypatch.setattr(coordinator, "ConfigWatch", watching)
     monkeypatch.setattr(coordinator.tls, "listen", listen)
     monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:1/0")
@@ -202,6 +313,28 @@ def test_partial_rollout_does_not_change_by_its_default(file: Path) -> None:
     (line,) = tuning.refused(before, load(file))
     assert "async_training.partial_rollout" in line
     assert "write it down" in line
+
+
+def test_the_command_asks_the_server_first(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refused file in the run's directory would be in the way of every restart."""
+    layout = RunLayout(tmp_path / "runs" / "x")
+    lock = layout.lock()
+    before = load(file)
+    for path in (layout.config, layout.requested):
+        config_load.write(before, path)
+    command = ("x", ["async_training.staleness_threshold=3"], tmp_path / "runs")
+    with start_valkey(layout.redis, "secret") as server, connect(server.url) as client:
+        write_json(layout.endpoints, {"redis_url": server.url})
+        client.config_set("maxmemory", needed_bytes(before) + 1)
+        assert tune(*command) == 2
+        assert "Redis has maxmemory" in capsys.readouterr().err
+        assert load(layout.config).async_training.staleness_threshold == 0.5
+        client.config_set("maxmemory", 0)
+        assert tune(*command) == 0
+    lock.release()
+    assert load(layout.config).async_training.staleness_threshold == 3.0
 
 
 def test_the_command(desk: Desk) -> None:

@@ -111,7 +111,7 @@ where a file of the run lies on its volume. Both as JSON.
 
 {{/*
 Hash of what a pod reads once, at its start: a change of it rolls the pod. What changes in a run that goes on
-(the gate, the number of rollouters) stays out. Rollouters are dear to start, so what only the trainer reads stays out
+(the gate, the number of rollouters, the advice on it) stays out. Rollouters are dear to start, so what only the trainer reads stays out
 of theirs, too. Takes (dict "root" $ "component" "queue").
 */}}
 {{- define "headrace.configHash" -}}
@@ -129,7 +129,10 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- if eq .component "rollouter" -}}
 {{- range list "actor" "critic" "ref" "trainer" -}}{{- $_ := unset $c . -}}{{- end -}}
 {{- end -}}
-{{- if ne .component "coordinator" -}}{{- $_ := unset $c "kubernetes" -}}{{- end -}}
+{{- /* These the coordinator takes over as it is; its pod would take the rendezvous store with it. */ -}}
+{{- $cluster := omit ($c.kubernetes | default dict) "recommendation" "scale_to_zero_on_completion" "deletion_cost_interval_s" "request_timeout_s" -}}
+{{- $_ := unset $c "kubernetes" -}}
+{{- if and $cluster (eq .component "coordinator") -}}{{- $_ := set $c "kubernetes" $cluster -}}{{- end -}}
 {{- printf "%s%s" (toJson $c) (toJson .root.Values.files) | sha256sum -}}
 {{- end -}}
 {{- end -}}

@@ -9,6 +9,12 @@ cannot be used.
 
 from __future__ import annotations
 
+from headrace.early_stop import end_when_told
+
+end_when_told(0)  # before the other imports, which take seconds
+
+# ruff: noqa: E402
+
 import argparse
 import asyncio
 import contextlib
@@ -27,7 +33,7 @@ import uvicorn
 from headrace import config_load, environment, logs
 from headrace.config import RunConfig
 from headrace.data.rows import DataError
-from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable
+from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable, LoginRefused
 from headrace.memory import needed_bytes
 from headrace.net import PortTaken, bound_socket
 from headrace_queue import startup
@@ -75,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(error, error.code)
     except PortTaken as error:
         _leave(error, EXIT_PORT)
-    except (config_load.ConfigError, DataError) as error:
+    except (config_load.ConfigError, DataError, LoginRefused) as error:
         _leave(error, startup.EXIT_CONFIG)
     except LedgerUnavailable as error:
         _leave(error, startup.EXIT_UNAVAILABLE)

@@ -4,6 +4,7 @@ What this module guarantees:
 
 - An outage (Redis away, disk full) ends no loop: it is logged once, the loop is told through `interrupted`,
   tries again every second, and says when it is over.
+- A login that Redis refuses, since its password was changed, is no outage and ends the service.
 - Anything else that a step raises ends the service: the supervisor starts it anew.
 - A loop that hangs shows as an age in `Pulse` that grows.
 """
@@ -18,7 +19,7 @@ from typing import Protocol
 
 import redis
 
-from headrace.ledger.client import LedgerError, LedgerUnavailable, passes
+from headrace.ledger.client import LedgerError, LedgerUnavailable, LoginRefused, passes
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ RETRY_S = 1.0
 """Seconds between two tries during an outage."""
 
 EXIT_LEDGER_WENT_BACK = 70
+EXIT_LOGIN = 78
 
 _OUTAGE_ERRORS = (
     LedgerUnavailable,
@@ -99,6 +101,8 @@ async def run_loop(loop: Loop, pulse: Pulse, stop: asyncio.Event) -> None:
         except Exception as error:  # outages come as many kinds; everything else is raised on
             if isinstance(error, LedgerError) and _NOT_CONFIGURED in str(error):
                 raise ledger_went_back("the run is no longer there") from error
+            if isinstance(error, LoginRefused):
+                raise Fatal(str(error), EXIT_LOGIN) from None
             if not is_outage(error):
                 raise
             loop.interrupted()

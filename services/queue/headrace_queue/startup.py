@@ -21,14 +21,14 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from headrace import redis_url, tls
+from headrace import redis_url, run_identity, tls
 from headrace.config import RunConfig
 from headrace.data import dataset
 from headrace.data.rows import Row
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.memory import too_small
-from headrace.redis_connect import VOLATILE
+from headrace.redis_connect import LOGIN_REFUSED, VOLATILE, login_refused
 from headrace.redis_settings import memory_limit, server_settings
 from headrace.wire import Int32Array, encode_prompt
 from headrace_queue.feeder import make_prompt
@@ -68,11 +68,9 @@ async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
             async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
                 await cast(Any, client).ping()
             return client
-        except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:
+        except LOGIN_REFUSED as error:
             await client.aclose()
-            raise config_problem(
-                f"Redis at {where} refuses the login: {error}. Check the password in HEADRACE_REDIS_URL."
-            ) from None
+            raise config_problem(login_refused(where, error)) from None
         except (redis.RedisError, OSError) as error:  # TimeoutError is an OSError
             if time.monotonic() >= deadline:
                 await client.aclose()
@@ -154,36 +152,21 @@ def digest(rows: Sequence[Row], tokens: Sequence[Int32Array]) -> str:
 
 def fingerprint(config: RunConfig, data: dataset.DataSet) -> str:
     """What must not change during a run, as a JSON object with sorted keys: people can read a difference."""
-    kept = {
+    kept: dict[str, object] = {
+        **run_identity.of(config),
         "data": digest(data.train.rows, data.train.tokens),
-        "data.shuffle": config.data.shuffle,
         "data.val": digest(data.held_out.rows, data.held_out.tokens),
-        **{f"{_ENVIRONMENT}{key}": value for key, value in _environment(config).items()},
-        "rollout.n": config.rollout.n,
-        "rollout.total_rollout_steps": config.rollout.total_rollout_steps,
-        "seed": config.seed,
     }
     if config.data.train_weights is not None:
         kept["data.mixture"] = [data.train.sizes, config.data.train_weights]
     return json.dumps(kept, sort_keys=True)
 
 
-_ENVIRONMENT = "environment."
-"""Keys with this in front are missing in the fingerprint of a run that an earlier release began."""
-
-
-def _environment(config: RunConfig) -> dict[str, object]:
-    """Parked work goes on where an environment left it: with that one."""
-    environment = config.environment
-    kwargs = json.dumps(environment.kwargs, sort_keys=True, default=str)
-    return {"name": environment.name, "path": environment.path, "kwargs": kwargs}
-
-
 def continues(stored: str, ours: str) -> bool:
     """Whether `stored` is what an earlier release has written for a run like ours."""
     try:
         before, now = json.loads(stored), json.loads(ours)
-        return bool(before == {k: v for k, v in now.items() if k in before or not k.startswith(_ENVIRONMENT)})
+        return bool(before == {k: v for k, v in now.items() if k in before or k not in run_identity.LATER})
     except (ValueError, AttributeError, TypeError):
         return False
 
@@ -192,7 +175,8 @@ def differences(stored: str, ours: str) -> str:
     """The keys in which two fingerprints differ, with both values."""
     try:
         before, now = json.loads(stored), json.loads(ours)
-        keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        told = before.keys() | (now.keys() - run_identity.LATER)
+        keys = sorted(key for key in told if before.get(key) != now.get(key))
         return ", ".join(f"{key} was {_short(before.get(key))}, is {_short(now.get(key))}" for key in keys)
     except (ValueError, AttributeError):
         return f"it was {stored!r}, is {ours!r}"

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from headrace.early_stop import end_when_told
+
+end_when_told(0)  # before the other imports, which take seconds
+
+# ruff: noqa: E402
+
 import argparse
 import asyncio
 import contextlib
@@ -25,7 +31,7 @@ from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
-from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused
 from headrace.model_files import eos_token_ids
 from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect_async
@@ -36,7 +42,7 @@ from headrace.trace import recorder
 from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine, EngineFailed
 from headrace_rollouter.environment_turns import environment_turns
-from headrace_rollouter.health import build_app
+from headrace_rollouter.health import build_app, missing
 from headrace_rollouter.member import Expelled, Member
 from headrace_rollouter.work import Worker
 
@@ -52,6 +58,8 @@ class Rollouter:
         # One start of one replica: identity for leases and ownership.
         self.incarnation = f"rollouter-{args.replica}-{uuid.uuid4().hex[:8]}"
         self.draining = False
+        self.committed = -1
+        """The run's policy version, followed until this rollouter has weights."""
 
     async def run(self) -> int:
         config = self.config
@@ -66,7 +74,7 @@ class Rollouter:
             waits_when_full=True,
         )
         # An unreachable Redis shows before the engine loads.
-        await until_configured(ledger, config.services.start_timeout_s)
+        await until_configured(ledger, config)
         await ledger.run(ops.beat(self.incarnation))
         stop_ids = eos_token_ids(Path(config.model.path))
         decode = _decoder(config, stop_ids)
@@ -88,7 +96,7 @@ class Rollouter:
             environment.coordinator(),
             environment.token(),
         )
-        app = build_app(self.engine, self._missing)
+        app = build_app(self.engine, lambda: self.member.connected, self._missing)
         server = uvicorn.Server(
             uvicorn.Config(app, host=self.args.host, port=self.args.port, log_config=None, access_log=False)
         )
@@ -133,10 +141,7 @@ class Rollouter:
             await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
 
     def _missing(self) -> str:
-        if self.draining:
-            return "draining"
-        # Loaded and connected is as ready as a rollouter gets before the trainer's first sync.
-        return "" if self.member.connected else "not connected to the coordinator"
+        return missing(self.draining, self.member.connected, self.worker.version, self.committed)
 
     async def _beat(self, ledger: AsyncLedger) -> None:
         target = self.worker.target_sequences
@@ -146,6 +151,8 @@ class Rollouter:
         usage = metrics.Usage()
         while True:
             await ledger.run(ops.beat(self.incarnation))
+            if self.worker.version < 0:
+                self.committed = (await ledger.run(ops.stats())).version
             active, window = self.engine.active_s, time.monotonic() - started
             usage.seen(active, window, self.engine.generated_tokens, self.worker.version)
             metrics.SERVING.set(self.worker.serving.is_set())
@@ -177,6 +184,9 @@ def _report_failure(parts: dict[str, asyncio.Task[Any]]) -> int:
             if isinstance(error, LedgerUnavailable):
                 log.error("ledger unavailable", extra={"reason": str(error)})
                 return EX_UNAVAILABLE
+            if isinstance(error, LoginRefused):
+                log.error("login refused", extra={"reason": str(error)})
+                return EX_CONFIG
             log.error("part failed", exc_info=error, extra={"part": name})
     return EX_SOFTWARE
 
@@ -220,7 +230,7 @@ def main() -> None:
         config = load(args.config)
         bind(config.rollout.cpus, "rollout.cpus")
         code = asyncio.run(Rollouter(config, args).run())
-    except (ConfigError, RewardError, EnvironmentFailed, ValueError) as error:
+    except (ConfigError, RewardError, EnvironmentFailed, LoginRefused, ValueError) as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_CONFIG
     except LedgerUnavailable as error:

@@ -10,8 +10,22 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from headrace_rollouter.engine import Engine, EngineFailed
 
 
-def build_app(engine: Engine, ready: Callable[[], str]) -> FastAPI:
-    """`ready` returns what is still missing, or an empty string."""
+def missing(draining: bool, connected: bool, version: int, committed: int) -> str:
+    """What keeps a rollouter from being ready, or "".
+
+    `version`: the one that it serves, `committed`: the run's; -1 where there is none. Before the trainer's
+    first sync, connected is as ready as a rollouter gets; later one without weights generates nothing, and a
+    rolling update has to wait for it before it takes the next one.
+    """
+    if draining:
+        return "draining"
+    if not connected:
+        return "not connected to the coordinator"
+    return f"waits for the weights of version {committed}" if version < 0 <= committed else ""
+
+
+def build_app(engine: Engine, connected: Callable[[], bool], missing: Callable[[], str]) -> FastAPI:
+    """`missing` returns what keeps it from being ready, or an empty string."""
     app = FastAPI(title="Headrace rollouter", description="Health and metrics of one rollouter.")
 
     @app.get("/healthz", summary="The engine answers")
@@ -23,12 +37,18 @@ def build_app(engine: Engine, ready: Callable[[], str]) -> FastAPI:
             return {"status": "failed", "reason": str(error)}
         return {"status": "ok"}
 
-    @app.get("/readyz", summary="Loaded, version known, member, not draining")
-    async def readyz(response: Response) -> dict[str, str]:
-        missing = ready()
-        if missing:
+    @app.get("/connectedz", summary="Loaded, and takes part in the next sync")
+    async def connectedz(response: Response) -> dict[str, str]:
+        if not connected():
             response.status_code = 503
-            return {"status": "not ready", "reason": missing}
+            return {"status": "not connected to the coordinator"}
+        return {"status": "ok"}
+
+    @app.get("/readyz", summary="Loaded, connected, has weights where there are any, not draining")
+    async def readyz(response: Response) -> dict[str, str]:
+        if reason := missing():
+            response.status_code = 503
+            return {"status": "not ready", "reason": reason}
         return {"status": "ok"}
 
     @app.get("/metrics", summary="Prometheus metrics, the engine's included")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from headrace.early_stop import end_when_told
+
+end_when_told(0)  # before the other imports, which take seconds
+
+# ruff: noqa: E402
+
 import argparse
 import asyncio
 import importlib.util
@@ -10,6 +16,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -19,14 +26,18 @@ from prometheus_client import start_http_server
 from headrace import environment, logs, tls
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
-from headrace.ledger.client import AsyncLedger, LedgerUnavailable
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused
 from headrace.redis_connect import connect_async
 from headrace.startup import until_configured
 from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.driver import Driver
+from headrace_coordinator.login import watch_login
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
-from headrace_coordinator.tuning import ConfigWatch, stamp_of
+from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
+
+if TYPE_CHECKING:
+    from headrace_coordinator.kube.agent import Agent
 
 log = logging.getLogger("headrace.coordinator")
 
@@ -40,18 +51,19 @@ async def serve(args: argparse.Namespace) -> int:
     config = load(args.config)
     patience = config.redis.connect_timeout_s
     client = connect_async(environment.redis_url(), patience)
-    await until_configured(
-        AsyncLedger(client, config.name, retry_s=patience), config.services.start_timeout_s
-    )
+    await until_configured(AsyncLedger(client, config.name, retry_s=patience), config)
+    await check_memory(config, client)
     driver = Driver(config, AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s))
-    beside: dict[str, Callable[[], Awaitable[None]]] = {
-        "advice": Adviser(config, driver.ledger, driver.notices.listen()).run,
-        "tuning": ConfigWatch(args.config, config, seen, driver, client).run,
-    }
+    adviser = Adviser(config, driver.ledger, driver.notices.listen())
+    followers = [adviser.follow]
+    beside: dict[str, Callable[[], Awaitable[None]]] = {"advice": adviser.run}
     if config.kubernetes.enable:
-        beside["kubernetes"] = _cluster_agent(config, driver)
+        agent = _cluster_agent(config, driver)
+        followers.append(agent.follow)
+        beside["kubernetes"] = agent.run
+    beside["tuning"] = ConfigWatch(args.config, config, seen, driver, client, followers).run
     server = grpc.aio.server(
-        interceptors=[TokenInterceptor(environment.token())],
+        interceptors=[TokenInterceptor(environment.token_to_listen(args.host))],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE),
             ("grpc.max_send_message_length", _MAX_MESSAGE),
@@ -85,13 +97,15 @@ async def serve(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     work = asyncio.create_task(driver.run())
+    login = asyncio.create_task(watch_login(driver.ledger))
     others = [asyncio.create_task(_for_ever(name, part)) for name, part in beside.items()]
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({work, login, stopped}, return_when=asyncio.FIRST_COMPLETED)
     await server.stop(grace=1.0)
-    if work.done():
-        work.result()  # the driver never returns: it failed, and the process starts anew
-    for task in (work, *others):
+    for task in (work, login):
+        if task.done():
+            task.result()  # neither ever returns: it failed, and the process starts anew
+    for task in (work, login, *others):
         task.cancel()
     return 0
 
@@ -106,7 +120,7 @@ async def _for_ever(name: str, part: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(_AGAIN_S)
 
 
-def _cluster_agent(config: RunConfig, driver: Driver) -> Callable[[], Awaitable[None]]:
+def _cluster_agent(config: RunConfig, driver: Driver) -> Agent:
     """Raises ConfigError when it cannot work here."""
     if importlib.util.find_spec("kubernetes") is None:
         raise ConfigError(
@@ -116,7 +130,7 @@ def _cluster_agent(config: RunConfig, driver: Driver) -> Callable[[], Awaitable[
     from headrace_coordinator.kube.api import Cluster, ClusterError
 
     try:
-        return Agent(config, driver, Cluster(config.kubernetes)).run
+        return Agent(config, driver, Cluster(config.kubernetes))
     except ClusterError as error:
         raise ConfigError(
             [f"kubernetes.enable: no cluster is to be found ({error}); mount the service account's token"]
@@ -133,12 +147,15 @@ def main() -> None:
     logs.setup("coordinator")
     try:
         sys.exit(asyncio.run(serve(args)))
-    except (ConfigError, tls.TlsError) as error:
+    except (ConfigError, tls.TlsError, environment.NoToken) as error:
         print(error, file=sys.stderr)
         sys.exit(EX_CONFIG)
     except LedgerUnavailable as error:
         print(f"headrace-coordinator: {error}", file=sys.stderr)
         sys.exit(EX_UNAVAILABLE)
+    except LoginRefused as error:
+        print(f"headrace-coordinator: {error}", file=sys.stderr)
+        sys.exit(EX_CONFIG)
 
 
 if __name__ == "__main__":

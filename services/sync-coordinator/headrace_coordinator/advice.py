@@ -31,6 +31,10 @@ class Adviser:
         self._notices = notices
         self._seen: Mapping[str, RolloutTelemetry] = {}
 
+    def follow(self, config: RunConfig) -> None:
+        """From the next sync on."""
+        self._config = config
+
     async def run(self) -> None:
         await self._begin()
         while True:

@@ -11,9 +11,10 @@ what is left of it could only wait for ranks that do not come back.
 | it ended otherwise on a node           | over: the others are told to stop                            |
 | a node's stream is lost for `GRACE_S`  | over: the others are told to stop                            |
 | a launcher comes back with its launch  | it goes on; also after a restart of this process             |
-| with one that is over                  | it is told to stop                                           |
+| with one that is over                  | it is told to stop, and waits for the next                   |
 
-Nothing here survives a restart: what runs is learned anew from the launchers that come back.
+Nothing here survives a restart: what runs is learned anew from the launchers that come back. A launch whose
+end this process has seen does not begin again with a launcher that comes back late.
 """
 
 from __future__ import annotations
@@ -71,10 +72,12 @@ class Launches:
         self._lost: dict[str, float] = {}
         """Since when, by node; "" for those that an earlier coordinator knew and that have not come back."""
         self._ended: set[str] = set()
+        self._past: set[str] = set()
+        """Launches that are over."""
 
     def joined(self, node: Node, launch: str) -> None:
         """A launcher's hello; `launch` is what runs there, empty when it waits for one."""
-        if launch and not self.launch:  # this process has started anew meanwhile
+        if launch and not self.launch and launch not in self._past:  # this process has started anew meanwhile
             self.launch = launch
             self._lose("")
         if launch:
@@ -149,6 +152,7 @@ class Launches:
         self._start()
 
     def _clear(self) -> None:
+        self._past.add(self.launch)
         self.launch = ""
         self._members.clear()
         self._lost.clear()

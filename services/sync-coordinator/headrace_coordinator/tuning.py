@@ -1,13 +1,16 @@
 """Watches the configuration file: a ConfigMap that is mounted changes in place, `headrace tune` replaces it.
 
-eta and S are passed on; a file that changes anything else, or cannot be read, is refused as a whole and the
-run goes on with what it has.
+What may change is passed on; a file that changes anything else, or cannot be read, is refused as a whole, and
+the run goes on with what it has. A start takes the file as it is, and refuses what every service refuses
+then: one that cannot be read, is of another run, or lets in more than Redis holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import redis
@@ -16,7 +19,8 @@ import redis.asyncio
 from headrace import tuning
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
-from headrace.memory import needed_bytes, too_small
+from headrace.ledger.client import LedgerUnavailable
+from headrace.memory import needed_bytes
 from headrace.redis_settings import memory_limit, server_settings
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator.driver import Driver
@@ -25,22 +29,39 @@ from headrace_coordinator.notices import ConfigRefused, Tuned
 log = logging.getLogger("headrace.coordinator.tuning")
 
 _LOOK_S = 1.0
+_MEMORY_S = 30.0
+"""How often a file that asks for too much memory is tried again: the server may be given more."""
 
-Stamp = tuple[int, int] | None
-"""Of a file: its inode and when it was written; None when it is not there."""
+Stamp = tuple[int, int, int] | None
+"""Of a file: its inode, when it was written, its size; None when it is not there."""
+Follower = Callable[[RunConfig], None]
 
 
 class ConfigWatch:
     def __init__(
-        self, path: Path, config: RunConfig, seen: Stamp, driver: Driver, client: redis.asyncio.Redis
+        self,
+        path: Path,
+        config: RunConfig,
+        seen: Stamp,
+        driver: Driver,
+        client: redis.asyncio.Redis,
+        followers: Sequence[Follower] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`config`: what was read from `path` at the start of this process; `seen`: its stamp from before
-        that, so that what changes during a long start is noticed, too. `client`: of the ledger's server."""
+        """`config`: what this process goes by; `seen`: the stamp of `path` from before that was read, so that
+        what changes during a long start is noticed, too. `client`: of the ledger's server. `followers` are
+        given what was accepted."""
         self._path = path
         self._config = config
         self._driver = driver
         self._client = client
         self._seen = seen
+        self._followers = followers
+        self._clock = clock
+        self._again_at: float | None = None
+        """When the file is to be looked at again though it has not changed."""
+        self._refused = False
+        self._waits_for_redis = False
 
     async def run(self) -> None:
         while True:
@@ -48,47 +69,74 @@ class ConfigWatch:
             await self.look()
 
     async def look(self) -> None:
-        """Once: whether the file has changed, and what follows."""
+        """Once: whether there is something new, and what follows."""
         stamp = stamp_of(self._path)
-        if stamp is None or stamp == self._seen:
+        if stamp is None:
             return
-        self._seen = stamp
+        fresh = stamp != self._seen
+        if not fresh and (self._again_at is None or self._clock() < self._again_at):
+            return
         try:
-            fresh = load(self._path)
+            found = load(self._path)
+            lines = tuning.refused(self._config, found)
         except ConfigError as error:
-            self._refuse(error.lines)
-            return
-        if lines := tuning.refused(self._config, fresh):
-            self._refuse(lines)
-            return
-        try:
-            why = await self._too_large(fresh)
-        except redis.RedisError as error:
-            log.warning("a changed configuration waits for Redis", extra={"error": str(error)})
-            self._seen = None
-            return
-        if why is not None:
-            self._refuse([why])
-            return
-        if what := tuning.changed(self._config, fresh):
-            log.info("configuration changed", extra={"what": what})
-            self._config = fresh
-            rule = fresh.rule
-            self._driver.tune(pb.Tuning(sync_steps=rule.sync_steps, staleness_threshold=rule.threshold))
-            self._driver.notices.tell(Tuned("; ".join(what) + ", with the next syncs"))
+            found, lines = self._config, error.lines
+        again_at = None
+        if not lines:
+            try:
+                if why := await self._outgrown(found):
+                    lines, again_at = [why], self._clock() + _MEMORY_S
+            except redis.RedisError as error:
+                if not self._waits_for_redis:
+                    log.warning("a changed configuration waits for Redis", extra={"error": str(error)})
+                self._waits_for_redis = True
+                return  # nothing is decided: it is new at the next look, too
+        self._seen, self._again_at, self._waits_for_redis = stamp, again_at, False
+        if lines:
+            self._refuse(lines, fresh)
+        else:
+            self._accept(found)
 
-    async def _too_large(self, fresh: RunConfig) -> str | None:
-        """Why the server's real memory is not enough, with which the queue service would not start any more.
-        What needs no more than the present is welcome in any case. Raises RedisError."""
+    async def _outgrown(self, fresh: RunConfig) -> str | None:
+        """Why the server's real memory is not enough. What needs no more than the present is welcome in any
+        case. Raises RedisError."""
         if needed_bytes(fresh) <= needed_bytes(self._config):
             return None
-        limit = memory_limit(await server_settings(self._client))
-        why = too_small(fresh, limit)
-        return why and f"{' and '.join(tuning.TUNABLE)}: Redis has maxmemory {limit}: {why}"
+        return tuning.too_large(fresh, memory_limit(await server_settings(self._client, quiet=True)))
 
-    def _refuse(self, lines: list[str]) -> None:
-        log.error("the changed configuration is refused", extra={"reasons": lines})
+    def _refuse(self, lines: Sequence[str], fresh: bool) -> None:
+        if self._refused and not fresh:
+            return
+        self._refused = True
+        log.error("the changed configuration is refused", extra={"reasons": list(lines)})
         self._driver.notices.tell(ConfigRefused("; ".join(lines)))
+
+    def _accept(self, fresh: RunConfig) -> None:
+        what = tuning.changed(self._config, fresh)
+        if what:
+            log.info("configuration changed", extra={"what": what})
+            before, self._config = self._config, fresh
+            for follow in self._followers:
+                follow(fresh)
+            note = "; ".join(what)
+            if before.rule != fresh.rule:
+                rule = fresh.rule
+                self._driver.tune(pb.Tuning(sync_steps=rule.sync_steps, staleness_threshold=rule.threshold))
+                note += ", with the next syncs"
+            self._driver.notices.tell(Tuned(note))
+        elif self._refused:
+            log.info("the configuration is what the run goes by again")
+        self._refused = False
+
+
+async def check_memory(config: RunConfig, client: redis.asyncio.Redis) -> None:
+    """At the start, as the queue service does it. Raises ConfigError, and LedgerUnavailable."""
+    try:
+        limit = memory_limit(await server_settings(client, quiet=True))
+    except redis.RedisError as error:
+        raise LedgerUnavailable(f"Redis does not tell its memory: {error}") from None
+    if why := tuning.too_large(config, limit):
+        raise ConfigError([why])
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -97,4 +145,4 @@ def stamp_of(path: Path) -> Stamp:
         found = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return found.st_ino, found.st_mtime_ns, found.st_size

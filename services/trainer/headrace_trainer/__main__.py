@@ -8,6 +8,12 @@ Exit codes: 0 run complete, 75 stopped in order and resumable, 69 Redis unreacha
 
 from __future__ import annotations
 
+from headrace.early_stop import end_when_told
+
+end_when_told(75)  # before the other imports, which take seconds
+
+# ruff: noqa: E402
+
 import argparse
 import os
 import sys
@@ -35,6 +41,9 @@ def main() -> None:
     )
     parser.add_argument("--node-name", default="", help="name of this node, for logs; default: the host's")
     parser.add_argument(
+        "--heartbeat", type=Path, help="directory of its own for heartbeats, which a liveness probe looks at"
+    )
+    parser.add_argument(
         "--stay", action="store_true", help="once the run is complete, wait to be stopped instead of exiting"
     )
     args = parser.parse_args()
@@ -51,10 +60,12 @@ def main() -> None:
             "headrace-trainer: give --rdzv or HEADRACE_RDZV, the host:port of the rendezvous", file=sys.stderr
         )
         sys.exit(EX_CONFIG)
+    from headrace_trainer import heartbeat
     from headrace_trainer.launcher import Launcher
 
     with tempfile.TemporaryDirectory(prefix="headrace-trainer-") as state:
-        sys.exit(Launcher(config, args, Path(state)).run())
+        heart = heartbeat.Launch(args.heartbeat or Path(state) / "heartbeat")
+        sys.exit(Launcher(config, args, Path(state), heart).run())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Claimed, ClaimStatus, FailStatus
 from headrace.wire import Sample, WireError, decode_sample
+from headrace_trainer import heartbeat
 from headrace_trainer.plan import Item, assign, mini_batches, order
 from headrace_trainer.ranks import Ranks
 
@@ -170,7 +171,7 @@ class Batches:
                     f"({self._config.trainer.claim_timeout_s:g} s): counts {s.counts}, "
                     f"members {sorted(s.members)}",
                 }
-            time.sleep(_POLL_S)
+            heartbeat.sleep(_POLL_S)
 
     def _read(self, ids: Sequence[str], decoded: dict[str, Sample]) -> dict[str, str]:
         """Fetch and decode this rank's samples; returns id -> reason of every rank's malformed ones."""

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
@@ -32,12 +33,14 @@ from torch.distributed.checkpoint.state_dict import (
 
 from headrace.runner.layout import CHECKPOINT_MANIFEST as MANIFEST
 from headrace.runner.layout import complete_checkpoints
+from headrace_trainer import heartbeat
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
 
 log = logging.getLogger("headrace.trainer.checkpoint")
 
 FORMAT = 1
+_TURN_S = 5.0
 
 
 @dataclass
@@ -165,7 +168,10 @@ class Checkpoints:
     def wait(self) -> None:
         """Until no save is under way, on any rank. Raises SaveFailed, on every rank alike."""
         if self._writer is not None:
-            self._writer.join(self._limit_s)
+            deadline = time.monotonic() + self._limit_s
+            while self._writer.is_alive() and (left := deadline - time.monotonic()) > 0:
+                heartbeat.beat()
+                self._writer.join(min(_TURN_S, left))
             if self._writer.is_alive():
                 self._failure = SaveFailed(f"a checkpoint was not written within {self._limit_s:g} s")
             self._writer = None
@@ -198,6 +204,7 @@ class Checkpoints:
 
     def load(self, checkpoint: Path) -> Progress:
         """All ranks together, on any number of ranks. Raises ValueError when it cannot be read."""
+        heartbeat.beat(heartbeat.LONG_S)
         progress = read_manifest(checkpoint)
         state = self._state()
         try:
@@ -225,6 +232,7 @@ class Checkpoints:
 
     def full_state(self) -> dict[str, torch.Tensor]:
         """Full parameters on rank 0's host memory, an empty dictionary elsewhere. All ranks together."""
+        heartbeat.beat(heartbeat.LONG_S)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(self._parts["policy"].model, options=options)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}

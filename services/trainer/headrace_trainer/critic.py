@@ -12,6 +12,7 @@ import torch
 from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.value_loss import clipped_value_loss
 from headrace.config import RunConfig
+from headrace_trainer import heartbeat
 from headrace_trainer.optimize import Learnable, learnable
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.rows import Row, in_micro_batches, pad_rows
@@ -42,6 +43,7 @@ def load_value_model(config: RunConfig) -> ValueModel:
     """Float32 master weights, backbone from `critic.path` or the policy's."""
     from transformers import AutoModel
 
+    heartbeat.beat(heartbeat.LONG_S)
     backbone = AutoModel.from_pretrained(
         config.critic.path or config.model.path,
         dtype=torch.float32,

@@ -18,6 +18,7 @@ from headrace import tls
 from headrace.environment import bearer
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
+from headrace_trainer import heartbeat
 
 log = logging.getLogger("headrace.trainer.launch")
 
@@ -51,6 +52,7 @@ class LaunchStream:
         """The id of the launch, once all nodes are there, however long that takes: a node without its peers
         is a state, not an error. None when `stopping`. Raises LaunchRefused."""
         while not stopping():
+            heartbeat.beat()
             with self._state:
                 self._state.wait_for(lambda: self._launch or self._refused, _POLL_S)
                 if self._refused:

@@ -24,11 +24,14 @@ from headrace import environment
 from headrace.config import RunConfig
 from headrace.net import interface_address
 from headrace.runner.guardian import MARK, kill_marked
+from headrace_trainer import heartbeat
 from headrace_trainer.launch_stream import LaunchRefused, LaunchStream
 
 log = logging.getLogger("headrace.trainer.launch")
 
 EX_CONFIG, EX_STOPPED = 78, 75
+STARTED = "started"
+"""In the directory that ranks share with their launcher: from now on they heed a stop, and save first."""
 FORGIVEN_AFTER_S = 120.0
 """Ranks that ran for so long start again with a clean record."""
 _POLL_S = 0.2
@@ -36,7 +39,9 @@ _TERM_S = 15.0
 
 
 class Launcher:
-    def __init__(self, config: RunConfig, args: argparse.Namespace, state: Path) -> None:
+    def __init__(
+        self, config: RunConfig, args: argparse.Namespace, state: Path, heart: heartbeat.Launch
+    ) -> None:
         """`state`: a directory of this process's own."""
         self._config = config
         self._args = args
@@ -44,6 +49,7 @@ class Launcher:
         self._child: subprocess.Popen[bytes] | None = None
         self._folder = state
         self._stops = 0
+        self._heart = heart
 
     def run(self) -> int:
         """Until the ranks are complete, were told to stop, or cannot go on; the exit code."""
@@ -61,7 +67,7 @@ class Launcher:
         if code == 0 and self._args.stay:
             log.info("completed; waiting to be stopped")
             while not self._stops:
-                time.sleep(_POLL_S)  # a signal interrupts it
+                heartbeat.sleep(_POLL_S)  # a signal interrupts it
         return code
 
     def _launches(self) -> int:
@@ -98,22 +104,26 @@ class Launcher:
         if self._stops:
             (self._folder / "stop").touch()
         mark = f"{os.environ.get(MARK, 'headrace-trainer')}/{launch}"
+        self._heart.ranks_begin(self._config.trainer.n_gpus_per_node)
         self._child = subprocess.Popen(
-            _command(self._config, self._args, launch, self._folder),
+            _command(self._config, self._args, launch, self._folder, self._heart.directory),
             env={**os.environ, MARK: mark},
             preexec_fn=_die_with_parent,
         )
         try:
             while (code := _wait(self._child)) is None:
-                if stream is not None and stream.over is not None:
+                heartbeat.beat()
+                nothing_to_save = self._stops > 0 and not (self._folder / STARTED).exists()
+                if nothing_to_save or (stream is not None and stream.over is not None):
                     self._child.send_signal(signal.SIGTERM)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._child.wait(_TERM_S)
-                    return None
+                    return EX_STOPPED if nothing_to_save else None
         finally:
             kill_marked(mark)  # no rank of this launch may meet the next one's
             self._child.wait()
             self._child = None
+            self._heart.ranks_ended()
         told = self._folder / "exit_code"
         return int(told.read_text()) if told.exists() else code
 
@@ -137,7 +147,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-def _command(config: RunConfig, args: argparse.Namespace, launch: str, state: Path) -> list[str]:
+def _command(config: RunConfig, args: argparse.Namespace, launch: str, state: Path, heart: Path) -> list[str]:
     """torchrun for this node. The store is somebody else's: it must survive us."""
     host = args.rdzv.rsplit(":", 1)[0]
     return [
@@ -148,5 +158,6 @@ def _command(config: RunConfig, args: argparse.Namespace, launch: str, state: Pa
         f"--local-addr={args.node_address or interface_address(host)}",
         "--max-restarts=0", "-m", "headrace_trainer.worker",
         "--config", str(args.config), "--state", str(state), "--port", str(args.port),
+        "--heartbeat", str(heart),
         *(["--host", args.host] if args.host else []),
     ]  # fmt: skip

@@ -27,8 +27,10 @@ from headrace.v1 import sync_pb2 as pb
 from headrace.weights.checkpoint_format import check_names
 from headrace.weights.layout import units_to_pb
 from headrace.weights.snapshot import Snapshot
+from headrace_trainer import heartbeat
 from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped
 from headrace_trainer.checkpoint import Checkpoints, Progress
+from headrace_trainer.launcher import STARTED
 from headrace_trainer.learner import Learned, Learner
 from headrace_trainer.policy import export_model
 from headrace_trainer.ranks import Ranks
@@ -55,7 +57,10 @@ class Trainer:
         self.run_dir = run_dir
         self._stop_file = stop_file
         self.ledger = SyncLedger(
-            connect(environment.redis_url()), config.name, retry_s=config.redis.outage_timeout_s
+            connect(environment.redis_url()),
+            config.name,
+            retry_s=config.redis.outage_timeout_s,
+            sleep=heartbeat.sleep,
         )
         self.learner = Learner(config, ranks)
         self.checkpoints = Checkpoints(
@@ -105,7 +110,7 @@ class Trainer:
             from torch.distributed import TCPStore
 
             store = TCPStore(address[0], address[1], is_master=False, wait_for_workers=False)
-        self.server = WeightServer(self.snapshot, store, self.ranks.rank, self.ranks.device)
+        self.server = WeightServer(self.snapshot, store, self.ranks)
         if self.ranks.is_first:
             self.sync = SyncClient(
                 self.server,
@@ -120,6 +125,7 @@ class Trainer:
         gc.freeze()  # what is loaded stays: full collections need not walk it
         self.begin_sync(final=False)
         self.finish_sync()
+        self._stop_file.with_name(STARTED).touch()
 
     def _recover(self) -> None:
         """From the newest checkpoint that can be read. Raises ValueError when there are some and none can."""
@@ -147,7 +153,8 @@ class Trainer:
 
     def _open_lineage(self) -> tuple[int, int]:
         """Rank 0: a new lineage, and a ledger that agrees with the checkpoint."""
-        wait_until_configured(self.ledger, self.config.services.start_timeout_s)
+        heartbeat.beat(max(heartbeat.LONG_S, self.config.services.start_timeout_s))
+        wait_until_configured(self.ledger, self.config)
         expected = self.ledger.run(ops.stats()).lineage
         reply = self.ledger.run(ops.open_lineage(expected))
         if not reply.ok:
@@ -270,6 +277,7 @@ class Trainer:
         """Write the snapshot of the next version and ask for the round; training may go on meanwhile."""
         version = self.window + 1 if self.window >= 0 else self.progress.version + 1
         self._take_up_tuning(version)
+        heartbeat.beat()
         scores = self.learner.score(self.canary_ids)
         self.server.write_snapshot(version)
         self.learner.begin_window()
@@ -389,7 +397,7 @@ class Trainer:
                 log.warning("validation unfinished", extra={"done": status.done, "total": status.total})
                 self.ledger.run(ops.val_close(status.version))
                 return
-            time.sleep(0.05)
+            heartbeat.sleep(0.05)
 
     def close(self) -> None:
         if self.sync is not None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import prometheus_client
@@ -15,12 +16,17 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from headrace.config import RunConfig
+from headrace_trainer import heartbeat
 
 disable_created_metrics()  # half of all series, which nobody reads
 
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 16, 32)
 _TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
+HEARTBEAT = Gauge(
+    "headrace_trainer_heartbeat_age_seconds",
+    "Seconds since the process of this node that stands still longest, launcher or rank, was seen to get on",
+)
 IDLE = Gauge("headrace_trainer_idle_ratio", "Seconds waiting for samples over seconds of the last step")
 PHASE = Histogram(
     "headrace_trainer_phase_duration_seconds",
@@ -207,9 +213,22 @@ def observe(
         gauge.set(row.get(key, 0.0) if key in _SOMETIMES else row[key])
 
 
+def show_heartbeat(directory: Path) -> None:
+    """`directory`: of this node's heartbeats."""
+
+    def age_s() -> float:
+        try:
+            return max(0.0, heartbeat.age_s(directory))
+        except OSError:  # the launcher has gone
+            return math.nan
+
+    HEARTBEAT.set_function(age_s)
+
+
 def process_only() -> CollectorRegistry:
-    """For a node whose ranks are none of them the first: that it is up and what its process uses, no more."""
+    """For a node whose ranks are none of them the first: that it is up and gets on, what its process uses."""
     registry = CollectorRegistry()
+    registry.register(HEARTBEAT)
     prometheus_client.ProcessCollector(registry=registry)
     prometheus_client.PlatformCollector(registry=registry)
     return registry

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from headrace.config import RunConfig
+from headrace_trainer import heartbeat
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.sharding import shard
 
@@ -21,6 +22,7 @@ def causal_lm(config: RunConfig, path: str, dtype: torch.dtype) -> torch.nn.Modu
     """A language model on this host, whole."""
     from transformers import AutoModelForCausalLM
 
+    heartbeat.beat(heartbeat.LONG_S)
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, trust_remote_code=config.model.trust_remote_code
     )
@@ -34,6 +36,7 @@ def export_model(config: RunConfig, state: dict[str, torch.Tensor], out: Path) -
 
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    heartbeat.beat(heartbeat.LONG_S)
     fresh = out.with_name(out.name + ".tmp")
     if fresh.exists():
         shutil.rmtree(fresh)

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headrace_trainer import heartbeat
+
+_TURN = timedelta(seconds=5)
+
 
 class Ranks:
     """The default process group, and a Gloo group of its own for control messages."""
@@ -39,11 +43,11 @@ class Ranks:
         """Rank 0's `value` on every rank. It must survive JSON."""
         raw = json.dumps(value).encode() if self.is_first else b""
         size = torch.tensor([len(raw)])
-        dist.broadcast(size, 0, group=self.control)
+        _wait(dist.broadcast(size, 0, group=self.control, async_op=True))
         buffer = torch.empty(int(size), dtype=torch.uint8)
         if self.is_first:
             buffer.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
-        dist.broadcast(buffer, 0, group=self.control)
+        _wait(dist.broadcast(buffer, 0, group=self.control, async_op=True))
         return json.loads(bytes(buffer.tolist())) if not self.is_first else value
 
     def gather_all(self, value: Any) -> list[Any]:
@@ -51,12 +55,12 @@ class Ranks:
         raw = json.dumps(value).encode()
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(raw)
-        dist.all_reduce(sizes, group=self.control)
+        _wait(dist.all_reduce(sizes, group=self.control, async_op=True))
         width = int(sizes.max())
         mine = torch.zeros(width, dtype=torch.uint8)
         mine[: len(raw)].copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
         rows = [torch.empty(width, dtype=torch.uint8) for _ in range(self.world_size)]
-        dist.all_gather(rows, mine, group=self.control)
+        _wait(dist.all_gather(rows, mine, group=self.control, async_op=True))
         return [json.loads(bytes(row[: int(n)].tolist())) for row, n in zip(rows, sizes, strict=True)]
 
     def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -66,19 +70,38 @@ class Ranks:
         mine[: rows.shape[0], : rows.shape[1]] = rows
         heights = [int(n) for n in self.gather_all(rows.shape[0])]
         everybody = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everybody, mine, group=self.control)
+        _wait(dist.all_gather(everybody, mine, group=self.control, async_op=True))
         return [part[:count] for part, count in zip(everybody, heights, strict=True)]
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Element-wise sums over the ranks, in float64."""
         tensor = torch.tensor(list(values), dtype=torch.float64)
-        dist.all_reduce(tensor, group=self.control)
+        _wait(dist.all_reduce(tensor, group=self.control, async_op=True))
         return [float(v) for v in tensor]
 
     def largest(self, value: int) -> int:
         tensor = torch.tensor([value])
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
+        _wait(dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control, async_op=True))
         return int(tensor)
+
+    def meet(self) -> None:
+        """Until every rank is here."""
+        _wait(dist.barrier(group=self.control, async_op=True))
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+def _wait(work: Any) -> None:
+    """Until a control collective is done. A rank that waits for others here is alive: whoever keeps them all
+    is the one without a beat. Raises what the collective raises; its group's deadline is one such error.
+    """
+    while True:
+        heartbeat.beat()
+        try:
+            work.wait(_TURN)
+            return
+        except RuntimeError:
+            if work.is_completed():  # then this raises what went wrong, if anything did
+                work.wait()
+                return

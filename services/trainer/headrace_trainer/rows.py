@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.wire import Prompt, Sample, Trajectory
+from headrace_trainer import heartbeat
 from headrace_trainer.plan import micro_batches
 from headrace_trainer.ranks import Ranks
 
@@ -160,4 +161,5 @@ def in_micro_batches(rows: Sequence[Row], limit: int, ranks: Ranks) -> Iterator[
     most has had its last: equal numbers on all ranks, or the collectives inside a pass would hang."""
     cuts = micro_batches([row.tokens for row in rows], limit)
     for index in range(ranks.largest(len(cuts))):
+        heartbeat.beat()
         yield [rows[i] for i in cuts[index]] if index < len(cuts) else []

@@ -10,6 +10,7 @@ import logging
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -20,11 +21,15 @@ from headrace.environment import bearer
 from headrace.staleness import StalenessRule
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
+from headrace_trainer import heartbeat
 from headrace_trainer.weight_server import MovedOn, WeightServer
 
 log = logging.getLogger("headrace.trainer.sync")
 
 _MAX_MESSAGE = 64 * 1024 * 1024
+_TURN_S = 5.0
+_WELCOME_S = 60.0
+"""How long the coordinator may take to answer before the first round is begun without its word."""
 
 
 class SyncFailed(RuntimeError):
@@ -56,6 +61,8 @@ class SyncClient:
         self._failure: str | None = None
         self._bucket_bytes = 0
         self._tuning: pb.Tuning | None = None
+        self._welcome = False
+        """Whether a coordinator has answered."""
         self._term = 0
         self._stop = threading.Event()
         self._call: grpc.Call | None = None
@@ -81,8 +88,11 @@ class SyncClient:
 
     def wait(self, timeout_s: float) -> pb.Committed:
         """The commit of the round begun last. Raises SyncFailed, naming whom it waited for."""
+        deadline = time.monotonic() + timeout_s
         with self._state:
-            self._state.wait_for(lambda: self._committed is not None or self._failure is not None, timeout_s)
+            while self._committed is None and self._failure is None and time.monotonic() < deadline:
+                heartbeat.beat()
+                self._state.wait(max(0.0, min(_TURN_S, deadline - time.monotonic())))
             if self._failure is not None:
                 raise SyncFailed(self._failure)
             if self._committed is None:
@@ -97,8 +107,11 @@ class SyncClient:
             return self._committed
 
     def tuning(self, rule: StalenessRule) -> tuple[int, float]:
-        """S and eta as they are wanted by now; those of `rule` before anything was heard."""
-        found = self._tuning
+        """S and eta as they are wanted by now; those of `rule` when nobody says. Waits for the coordinator's
+        word: what `rule` was read from may be a file that was refused."""
+        with self._state:
+            self._state.wait_for(lambda: self._welcome or self._failure is not None, _WELCOME_S)
+            found = self._tuning
         return (found.sync_steps, found.staleness_threshold) if found else (rule.sync_steps, rule.threshold)
 
     def close(self) -> None:
@@ -196,14 +209,20 @@ class SyncClient:
                     self._pending = None
                     self._committed = command.committed
                     self._state.notify_all()
-            case "welcome" if command.welcome.tuning.sync_steps:
-                self._tuning = command.welcome.tuning
+            case "welcome":
+                self._tune(command.welcome.tuning)
             case "tuning":
-                self._tuning = command.tuning
+                self._tune(command.tuning)
             case "rejected":
                 self._fail(command.rejected.reason)
             case "canary":
                 self._on_canary(command.canary)
+
+    def _tune(self, wanted: pb.Tuning) -> None:
+        with self._state:
+            self._welcome = True
+            self._tuning = wanted if wanted.sync_steps else self._tuning
+            self._state.notify_all()
 
     def _send(self, send: pb.Send) -> None:
         try:

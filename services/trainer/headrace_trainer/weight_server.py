@@ -18,10 +18,13 @@ import torch.distributed as dist
 from headrace.comm import Communicator, CommunicatorError, connect
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot
+from headrace_trainer import heartbeat
+from headrace_trainer.ranks import Ranks
 
 log = logging.getLogger("headrace.trainer.weights")
 
 _POLL = timedelta(seconds=5)
+_TURN_S = 5.0
 
 
 class MovedOn(CommunicatorError):
@@ -31,11 +34,10 @@ class MovedOn(CommunicatorError):
 class WeightServer:
     """Rank 0: `form` and `send`, called by the sync client's thread. Others: a follower thread."""
 
-    def __init__(self, snapshot: Snapshot, store: dist.Store, rank: int, device: torch.device) -> None:
+    def __init__(self, snapshot: Snapshot, store: dist.Store, ranks: Ranks) -> None:
         self.snapshot = snapshot
         self._store = dist.PrefixStore("weight-server", store)
-        self._rank = rank
-        self._device = device
+        self._ranks = ranks
         self._issued = 0
         self.version = -1
         """Policy version of the snapshot."""
@@ -44,7 +46,7 @@ class WeightServer:
         self._stop = threading.Event()
         self.failure: BaseException | None = None
         self._thread: threading.Thread | None = None
-        if rank != 0:
+        if not ranks.is_first:
             self._thread = threading.Thread(target=self._follow, name="weight-server", daemon=True)
             self._thread.start()
 
@@ -52,25 +54,25 @@ class WeightServer:
 
     def write_snapshot(self, version: int) -> None:
         """All ranks together, with no transfer under way: the live parameters become `version`."""
-        if self._rank == 0:
-            self._lock.acquire()
+        while self._ranks.is_first and not self._lock.acquire(timeout=_TURN_S):
+            heartbeat.beat()  # a late joiner gets the version before
         try:
-            dist.barrier()
+            self._ranks.meet()
             self.snapshot.write()
             self.version = version
-            dist.barrier()
+            self._ranks.meet()
         finally:
-            if self._rank == 0:
+            if self._ranks.is_first:
                 self._lock.release()
 
     def check(self) -> None:
         """Raises if the follower thread of this rank has failed."""
         if self.failure is not None:
-            raise RuntimeError(f"weight server of rank {self._rank} failed") from self.failure
+            raise RuntimeError(f"weight server of rank {self._ranks.rank} failed") from self.failure
 
     def close(self) -> None:
         self._stop.set()
-        if self._rank == 0:
+        if self._ranks.is_first:
             self._say("stop")
             self._drop_group()
         elif self._thread is not None:
@@ -112,7 +114,7 @@ class WeightServer:
         self._drop_group()
         if r.world_size > 1:
             self._comm = connect(
-                r.transport, r.host, r.port, r.epoch, 0, r.world_size, r.timeout_s, self._device
+                r.transport, r.host, r.port, r.epoch, 0, r.world_size, r.timeout_s, self._ranks.device
             )
 
     def send(self, version: int, bucket_bytes: int) -> tuple[str, float]:

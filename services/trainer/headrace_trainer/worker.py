@@ -14,9 +14,9 @@ from prometheus_client import REGISTRY, start_http_server
 
 from headrace import environment, logs
 from headrace.config_load import ConfigError, load
-from headrace.ledger.client import AdoptError, LedgerUnavailable
+from headrace.ledger.client import AdoptError, LedgerUnavailable, LoginRefused
 from headrace.runner.in_cluster import leave_config
-from headrace_trainer import metrics
+from headrace_trainer import heartbeat, metrics
 from headrace_trainer.batch import ClaimFailed
 from headrace_trainer.checkpoint import SaveFailed
 from headrace_trainer.loop import EX_STOPPED, NotFinite, Trainer, sync_limit_s
@@ -34,8 +34,13 @@ def main() -> None:
     parser.add_argument("--host", default="", help="where metrics listen; default: services.host")
     parser.add_argument("--port", type=int, default=0, help="Prometheus port of this node; 0 for none")
     parser.add_argument("--state", type=Path, required=True, help="directory shared with the launcher")
+    parser.add_argument("--heartbeat", type=Path, help="directory of this node's heartbeats")
     args = parser.parse_args()
     logs.setup(f"trainer-{os.environ.get('RANK', '0')}")
+    if args.heartbeat is not None:
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        heartbeat.begin(heartbeat.rank_file(args.heartbeat, rank))
+        metrics.show_heartbeat(args.heartbeat)
     code = 1
     try:
         config = load(args.config)
@@ -54,6 +59,9 @@ def main() -> None:
         ranks.close()
     except (ConfigError, AdoptError, ValueError) as error:
         log.error("cannot run", exc_info=error)
+        print(f"headrace-trainer: {error}", file=sys.stderr)
+        code = EX_CONFIG
+    except LoginRefused as error:
         print(f"headrace-trainer: {error}", file=sys.stderr)
         code = EX_CONFIG
     except LedgerUnavailable as error:

@@ -28,6 +28,7 @@ from headrace.ledger.client import LedgerError
 from headrace_coordinator import metrics
 from headrace_coordinator.driver import Driver, replica_of
 from headrace_coordinator.kube.api import Cluster, ClusterError, Expired, Pod
+from headrace_coordinator.kube.completion import Completion
 from headrace_coordinator.kube.rules import Aggregator, costs_to_set
 from headrace_coordinator.notices import ConfigRefused, Fenced, SyncFailed, Tuned
 
@@ -35,9 +36,11 @@ log = logging.getLogger("headrace.coordinator.kube")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOOK_S = 2.0
+_LASTING_S = 10.0
+"""A watch that ends sooner is not begun again at once."""
 
 Seen = tuple[str, Any]
-"""From the watching thread: ("list", (selector, pods)) | ("event", (type, pod)) | ("failed", error) |
+"""From the watching thread: ("list", (pods,)) | ("event", (type, pod)) | ("failed", error) |
 ("ok", None)."""
 
 
@@ -53,6 +56,12 @@ class Agent:
         self._aggregator = Aggregator()
         self._reporter = os.environ.get("POD_NAME") or socket.gethostname()
         self._notices = driver.notices.listen()
+        self._completion = Completion(config.name, driver, cluster, self._try, self._reporter)
+
+    def follow(self, config: RunConfig) -> None:
+        """What may change while the run is on, from the next call of the API on."""
+        self._settings = config.kubernetes
+        self._cluster.timeout_s = config.kubernetes.request_timeout_s
 
     async def run(self) -> None:
         """For ever. Nothing that the cluster does ends it; an error of ours ends all parts, and it may be
@@ -91,51 +100,54 @@ class Agent:
                     self._failing -= {"pod_selector", "pods", "watch"}
 
     def _watch(self, tell: Callable[..., None], stop: threading.Event) -> None:
-        """Thread: lists, then watches from there, and begins anew when that cannot go on."""
-        pause, version, selector = _FIRST_PAUSE_S, "", ""
+        """Thread: lists, watches from there while that lasts, and lists again, so that what a watch has
+        missed for whatever reason is found minutes later. Between two lists is a pause, which grows until a
+        watch has told something or has lasted."""
+        pause, selector = _FIRST_PAUSE_S, ""
         while not stop.is_set():
             try:
                 if not selector:
                     selector = self._cluster.pod_selector(self._settings.rollouter_deployment)
-                if not version:
-                    pods, version = self._cluster.pods(selector)
-                    tell("list", (selector, pods))
-                for kind, pod, version in self._cluster.watch(selector, version):  # noqa: B007, B020
+                pods, version = self._cluster.pods(selector)
+                tell("list", (pods,))
+                began = time.monotonic()
+                for kind, pod in self._cluster.watch(selector, version):
                     if stop.is_set():
                         return
                     tell("event", (kind, pod))
                     pause = _FIRST_PAUSE_S
                 tell("ok", None)
-                continue
-            except Expired:
-                version, pause = "", _FIRST_PAUSE_S
-            except ClusterError as error:  # the watch goes on where it was
+                if time.monotonic() - began >= _LASTING_S:
+                    pause = _FIRST_PAUSE_S
+                    continue
+            except Expired:  # in the order of things
+                pass
+            except ClusterError as error:
                 tell("failed", error)
             except Exception as error:  # whatever it was is not known well enough to go on there
-                version, selector = "", ""
+                selector = ""
                 unknown = ClusterError("watch", f"{type(error).__name__}: {error}", None)
                 unknown.__cause__ = error
                 tell("failed", unknown)
             stop.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    async def _listed(self, selector: str, pods: list[Pod]) -> None:
+    async def _listed(self, pods: list[Pod]) -> None:
         """Everything at once: who is of this Deployment and not there has gone, whenever that was."""
         stats = await self._driver.ledger.run(ops.stats())
         known = {*stats.members, *stats.in_flight_by_owner, *self._driver.connections.members}
         ours = f"{self._settings.rollouter_deployment}-"
         replicas = {replica for name in known if (replica := replica_of(name)).startswith(ours)}
-        missing = {*self.pods, *replicas} - {pod.name for pod in pods}
-        if missing:  # some may be newer than the list: only what a later one lacks, too, has gone
-            again, _ = await asyncio.to_thread(self._cluster.pods, selector)
-            missing -= {pod.name for pod in again}
-        for name in sorted(missing):
-            await self._gone(name)
+        for name in sorted({*self.pods, *replicas} - {pod.name for pod in pods}):
+            await self._missing(name)
         for pod in pods:
             await self._changed("MODIFIED", pod)
 
     async def _changed(self, kind: str, pod: Pod) -> None:
-        if kind == "DELETED" or pod.ended:
+        if kind == "DELETED":
+            await self._missing(pod.name)
+            return
+        if pod.ended:
             await self._gone(pod.name)
             return
         was = self.pods.get(pod.name)
@@ -143,6 +155,16 @@ class Agent:
         if pod.leaving and not (was and was.leaving):
             log.info("rollouter is about to go", extra={"pod": pod.name})
         self._note_leaving()
+
+    async def _missing(self, name: str) -> None:
+        """The selector does not find it: it is gone, newer than the list, or at work under other labels."""
+        found = await asyncio.to_thread(self._cluster.pod, name)
+        self._failing.discard("pod")
+        if found is None or found.ended:
+            await self._gone(name)
+        else:
+            self.pods.pop(name, None)
+            self._note_leaving()
 
     async def _gone(self, name: str) -> None:
         left = await self._driver.replica_gone(name)
@@ -170,7 +192,8 @@ class Agent:
             now, every = time.monotonic(), self._settings.deletion_cost_interval_s
             for pod, cost in costs_to_set(there, tokens, self._cost_set_at, now, every).items():
                 self._cost_set_at[pod] = now  # also when it fails: no faster than this
-                await self._try(self._cluster.set_deletion_cost, pod, cost)
+                if not await self._try(self._cluster.set_deletion_cost, pod, cost):
+                    break  # the API may be away: not a deadline for each of them
 
     async def _tokens(self) -> dict[str, int] | None:
         """In flight, by pod; None when nobody can tell."""
@@ -228,29 +251,14 @@ class Agent:
     # -- the end ---------------------------------------------------------------------------------
 
     async def _await_completion(self) -> None:
-        """Once, when the trainer has exported its model; again for a run that was opened again."""
-        done = False
+        pause = _FIRST_PAUSE_S
         while True:
-            completed = False
-            with contextlib.suppress(LedgerError):
-                completed = (await self._driver.ledger.run(ops.stats())).completed
-            if completed and not done:
-                done = await self._completed()
-            elif not completed:
-                done = False
-            await asyncio.sleep(_LOOK_S)
-
-    async def _completed(self) -> bool:
-        names = (self._settings.rollouter_deployment, self._settings.trainer_deployment)
-        note = f"version {self._driver.version} is exported"
-        if self._settings.scale_to_zero_on_completion:
-            scaled = [await self._try(self._cluster.scale, name, 0) for name in names]
-            if not all(scaled):
-                return False
-            note += "; rollouters and trainer are scaled to none"
-        log.info("run completed", extra={"note": note})
-        await self._event("Deployment", names[1], "RunCompleted", note, warning=False)
-        return True
+            if await self._completion.look(self._settings):
+                pause = _FIRST_PAUSE_S
+                await asyncio.sleep(_LOOK_S)
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     # -- failures --------------------------------------------------------------------------------
 

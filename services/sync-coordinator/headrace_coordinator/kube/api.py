@@ -20,7 +20,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LEADER_WORKER_SETS = ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets")
 """Group, version and plural: an API that is no part of Kubernetes."""
 _WATCH_S = 240
-"""The server ends a watch after so long; it is begun anew where it stopped."""
+"""The server ends a watch after so long."""
 
 
 class ClusterError(RuntimeError):
@@ -56,8 +56,16 @@ def to_pod(found: Any) -> Pod:
         uid=found.metadata.uid or "",
         leaving=found.metadata.deletion_timestamp is not None,
         ended=found.status is not None and found.status.phase in ("Succeeded", "Failed"),
-        cost=int(cost) if cost is not None and cost.lstrip("-").isdigit() else None,
+        cost=_number(cost),
     )
+
+
+def _number(text: str | None) -> int | None:
+    """Anybody may write annotations."""
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None
 
 
 class Cluster:
@@ -83,13 +91,16 @@ class Cluster:
             client.CustomObjectsApi(api),
         )
         self._sets = {config.trainer_deployment} if config.trainer_kind == "LeaderWorkerSet" else set()
-        self._timeout = config.request_timeout_s
+        self.timeout_s = config.request_timeout_s
+        """Longest wait for one answer; may change."""
         self.namespace = config.namespace or _own_namespace()
 
     def pod_selector(self, deployment: str) -> str:
-        """The labels by which a Deployment finds its pods."""
+        """The labels by which a Deployment finds its pods; never none, which would be all pods there are."""
         found = self._call("pod_selector", self._apps.read_namespaced_deployment, deployment, self.namespace)
-        labels = found.spec.selector.match_labels or {}
+        labels = found.spec.selector.match_labels
+        if not labels:
+            raise ClusterError("pod_selector", f"{deployment} has no matchLabels in its selector", None)
         return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
     def pods(self, selector: str) -> tuple[list[Pod], str]:
@@ -97,8 +108,17 @@ class Cluster:
         found = self._call("pods", self._core.list_namespaced_pod, self.namespace, label_selector=selector)
         return [to_pod(pod) for pod in found.items], found.metadata.resource_version
 
-    def watch(self, selector: str, version: str) -> Iterator[tuple[str, Pod, str]]:
-        """(ADDED | MODIFIED | DELETED, pod, version) as they come; ends now and then. Raises Expired."""
+    def pod(self, name: str) -> Pod | None:
+        """The one of that name, whatever its labels; None when there is none."""
+        try:
+            return to_pod(self._call("pod", self._core.read_namespaced_pod, name, self.namespace))
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def watch(self, selector: str, version: str) -> Iterator[tuple[str, Pod]]:
+        """(ADDED | MODIFIED | DELETED, pod) as they come; ends now and then. Raises Expired."""
         from kubernetes.watch import Watch
 
         stream = Watch().stream(
@@ -107,13 +127,14 @@ class Cluster:
             label_selector=selector,
             resource_version=version,
             timeout_seconds=_WATCH_S,
-            _request_timeout=(self._timeout, _WATCH_S + self._timeout),
+            _request_timeout=(self.timeout_s, _WATCH_S + self.timeout_s),
         )
         while True:
             event = self._call("watch", next, stream, None)
             if event is None:
                 return
-            yield event["type"], to_pod(event["object"]), event["object"].metadata.resource_version
+            if event["type"] != "BOOKMARK":
+                yield event["type"], to_pod(event["object"])
 
     def set_deletion_cost(self, pod: str, cost: int) -> None:
         body = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
@@ -163,7 +184,8 @@ class Cluster:
         reporter: str,
         at: datetime,
     ) -> None:
-        """`kind` Pod or Deployment, and its name in `about`; a LeaderWorkerSet is told by its name."""
+        """`kind` Pod or Deployment, and its name in `about`; a LeaderWorkerSet is told by its name. One that
+        exists was created by an attempt whose answer got lost."""
         api_version = "v1" if kind == "Pod" else "apps/v1"
         if kind == "Deployment" and about in self._sets:
             kind, api_version = "LeaderWorkerSet", "/".join(_LEADER_WORKER_SETS[:2])
@@ -183,7 +205,11 @@ class Cluster:
             "note": note[:1024],
             "type": "Warning" if warning else "Normal",
         }
-        self._call("create_event", self._events.create_namespaced_event, self.namespace, body)
+        try:
+            self._call("create_event", self._events.create_namespaced_event, self.namespace, body)
+        except ClusterError as error:
+            if error.status != 409:
+                raise
 
     def count_event(self, name: str, count: int, at: datetime) -> None:
         """It has happened again: `count` times by now."""
@@ -203,7 +229,7 @@ class Cluster:
         from kubernetes.client.exceptions import ApiException
 
         if function is not next:
-            kwargs.setdefault("_request_timeout", (self._timeout, self._timeout))
+            kwargs.setdefault("_request_timeout", (self.timeout_s, self.timeout_s))
         try:
             return function(*args, **kwargs)
         except ApiException as error:

@@ -1,0 +1,55 @@
+"""What a run keeps from its beginning to its end, as its ledger remembers it.
+
+The queue service writes it at the first start (with digests of the data, which it alone reads) and recognises
+the run by it. Every other service compares what it knows, so that a file that has changed under a run is
+refused by all alike. A run that an earlier release began lacks some keys; what it lacks is not compared.
+"""
+
+from __future__ import annotations
+
+import json
+
+from headrace.config import RunConfig
+from headrace.config_load import value_at
+
+_PLAIN = (
+    "model.path",
+    "model.dtype",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.shuffle",
+    "environment.name",
+    "environment.path",
+    "rollout.n",
+    "rollout.total_rollout_steps",
+    "actor.ppo_mini_batch_size",
+    "critic.enable",
+    "val.n",
+    "seed",
+)
+LATER = frozenset(
+    {*_PLAIN, "environment.kwargs"} - {"data.shuffle", "rollout.n", "rollout.total_rollout_steps", "seed"}
+)
+"""What runs of earlier releases may lack."""
+
+
+def of(config: RunConfig) -> dict[str, object]:
+    """By key, what of the configuration the samples and checkpoints are made with."""
+    kwargs = json.dumps(config.environment.kwargs, sort_keys=True, default=str)
+    return {**{key: value_at(config, key) for key in _PLAIN}, "environment.kwargs": kwargs}
+
+
+def changes(fingerprint: str, config: RunConfig) -> list[str]:
+    """One sentence for every key in which `config` is another run than the one of the ledger."""
+    try:
+        begun = json.loads(fingerprint)
+    except ValueError:
+        begun = None
+    if not isinstance(begun, dict):
+        return []
+    return [
+        f"{key}: was {begun[key]!r} when the run {config.name!r} was begun and is {now!r} now, which its "
+        "samples and checkpoints do not fit; set it back, or choose another name to start a new run"
+        for key, now in of(config).items()
+        if key in begun and begun[key] != now
+    ]

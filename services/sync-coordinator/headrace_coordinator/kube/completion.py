@@ -1,0 +1,111 @@
+"""What is done once when the run has completed: both Deployments are scaled to none, where that is wanted,
+and an Event tells of it.
+
+A completion is that of one lineage: a trainer that opens the run again completes it anew. What has been done
+for it is remembered beside the ledger, step by step, so that what somebody scales up afterwards stays, also
+when the coordinator starts anew. A step that fails is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+import redis
+
+from headrace.config_kubernetes import KubernetesConfig
+from headrace.ledger import keys, ops
+from headrace.ledger.client import LedgerError
+from headrace_coordinator.driver import Driver
+from headrace_coordinator.kube.api import Cluster
+
+log = logging.getLogger("headrace.coordinator.kube")
+
+_TELL_S = 600.0
+"""How long it is tried to write the Event."""
+
+
+def done_key(run: str) -> str:
+    """Redis key: for each step the last lineage for which it was done."""
+    return keys.prefix(run) + "completion"
+
+
+class Completion:
+    def __init__(
+        self,
+        run: str,
+        driver: Driver,
+        cluster: Cluster,
+        attempt: Callable[..., Awaitable[bool]],
+        reporter: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`attempt` makes one call of the cluster and says whether it worked."""
+        self._key = done_key(run)
+        self._driver = driver
+        self._cluster = cluster
+        self._attempt = attempt
+        self._reporter = reporter
+        self._clock = clock
+        self._event: tuple[int, str, float] = (-1, "", 0.0)
+        """Lineage, name of its Event, when it is given up."""
+
+    async def look(self, settings: KubernetesConfig) -> bool:
+        """Once: False when something is left to do."""
+        try:
+            lineage = await self._completed()
+            if lineage is None:
+                return True
+            done = await self._driver.ledger.redis.hgetall(self._key)
+            left = [step for step in self._steps(settings) if int(done.get(step.encode(), -1)) < lineage]
+            worked: list[bool] = []
+            for step in left:
+                worked.append(await self._take(step, lineage, settings, all(worked)))
+        except (LedgerError, redis.RedisError) as error:
+            log.warning("the end of the run waits for the ledger", extra={"error": str(error)})
+            return False
+        return all(worked)
+
+    @staticmethod
+    def _steps(settings: KubernetesConfig) -> list[str]:
+        names = (settings.rollouter_deployment, settings.trainer_deployment)
+        scaled = [f"scale:{name}" for name in names] if settings.scale_to_zero_on_completion else []
+        return [*scaled, "event"]
+
+    async def _completed(self) -> int | None:
+        """The lineage that has completed the run; None while it goes on, and where a newer coordinator is."""
+        stats = await self._driver.ledger.run(ops.stats())
+        return stats.lineage if stats.completed and stats.term == self._driver.term else None
+
+    async def _take(self, step: str, lineage: int, settings: KubernetesConfig, scaled: bool) -> bool:
+        if await self._completed() != lineage:  # opened again, perhaps a moment ago
+            return True
+        kind, _, name = step.partition(":")
+        if kind == "scale":
+            worked = await self._attempt(self._cluster.scale, name, 0)
+        else:
+            worked = await self._tell(lineage, settings, scaled)
+        if worked:
+            await self._driver.ledger.redis.hset(self._key, step, lineage)
+        return worked
+
+    async def _tell(self, lineage: int, settings: KubernetesConfig, scaled: bool) -> bool:
+        """True when it is written, or time is up."""
+        about = settings.trainer_deployment
+        if self._event[0] != lineage:
+            self._event = lineage, f"{about[:200]}.{uuid.uuid4().hex[:16]}", self._clock() + _TELL_S
+            log.info("run completed", extra={"version": self._driver.version, "lineage": lineage})
+        _, name, until = self._event
+        note = f"version {self._driver.version} is exported"
+        if settings.scale_to_zero_on_completion:
+            note += f"; rollouters and trainer {'are' if scaled else 'could not yet be'} scaled to none"
+        what = (name, "Deployment", about, "RunCompleted", note, False, self._reporter, datetime.now(UTC))
+        if await self._attempt(self._cluster.create_event, *what):
+            return True
+        if self._clock() < until:
+            return False
+        log.error("the Event of the run's completion is given up", extra={"tried_s": _TELL_S})
+        return True

@@ -1,0 +1,79 @@
+"""A service recognises its run by what the ledger remembers of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from headrace import run_identity, startup
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError, known_keys
+from headrace.ledger.client import LedgerError, LedgerUnavailable
+from headrace.runner.layout import FIXED_KEYS
+from tests.unit.scripted_turns import config
+
+
+class Ledger:
+    """Of which the queue service has set up as much as `answers` says, the last for ever."""
+
+    def __init__(self, *answers: str | LedgerError) -> None:
+        self._answers = list(answers)
+
+    def run(self, op: Any) -> str:
+        assert op.script == "fingerprint"
+        found = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(found, LedgerError):
+            raise found
+        return found
+
+
+class Later(Ledger):
+    async def run(self, op: Any) -> str:  # type: ignore[override]
+        return super().run(op)
+
+
+def begun(**other: Any) -> str:
+    return json.dumps(run_identity.of(config()) | other)
+
+
+def recognise(c: RunConfig, *answers: str | LedgerError) -> None:
+    """Both ways to start."""
+    asyncio.run(startup.until_configured(Later(*answers), c))  # type: ignore[arg-type]
+    startup.wait_until_configured(Ledger(*answers), c)  # type: ignore[arg-type]
+
+
+def test_it_waits_for_the_queue_service_and_goes_on_with_its_run() -> None:
+    early = LedgerError("HEADRACE the run x is not configured in this server")
+    recognise(config(), early, early, begun(data="digests are the queue service's"))
+
+
+@pytest.mark.parametrize("key", ["model.path", "rollout.n", "data.max_response_length", "environment.kwargs"])
+def test_another_run_is_refused_by_name(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: was 'another' when the run .* set it back"):
+        recognise(config(), begun(**{key: "another"}))
+
+
+@pytest.mark.parametrize("fingerprint", ["", "print", "[1]", json.dumps({"seed": config().seed})])
+def test_what_an_earlier_release_did_not_note_is_not_compared(fingerprint: str) -> None:
+    recognise(config(), fingerprint)
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    plain = config().model_dump()
+    plain["services"]["start_timeout_s"] = 0.01
+    with pytest.raises(LedgerUnavailable, match="did not set up the run within"):
+        recognise(RunConfig.model_validate(plain), LedgerError("the run x is not configured in this server"))
+    with pytest.raises(LedgerError, match="wrong kind"):
+        recognise(config(), LedgerError("wrong kind of value"))
+
+
+def test_it_covers_what_a_run_must_keep() -> None:
+    """What is missing is in the digests of the data, or leads to the ledger itself."""
+    covered = set(run_identity.of(config()))
+    assert covered <= set(known_keys())
+    elsewhere = {key for key in FIXED_KEYS if key.startswith("data.")} | {"redis.url"}
+    assert set(FIXED_KEYS) - covered <= elsewhere
+    assert covered <= set(FIXED_KEYS)
