@@ -50,9 +50,11 @@ chaos: $(VENV)/.ready ## A real run under random faults, then the audit; FAULTS=
 REGISTRY ?= headrace
 TAG ?= latest
 DEVICE ?= cuda
-images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=...; PUSH=1 pushes them
+images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=..., BUILD_ARGS=...; PUSH=1 pushes them
 	@for service in queue coordinator trainer rollouter; do \
-	  docker build -f docker/Dockerfile.$$service --build-arg DEVICE=$(DEVICE) -t $(REGISTRY)/$$service:$(TAG) . || exit 1; \
+	  args="$(BUILD_ARGS)"; \
+	  case $$service in trainer|rollouter) args="$$args --build-arg DEVICE=$(DEVICE)";; esac; \
+	  docker build -f docker/Dockerfile.$$service $$args -t $(REGISTRY)/$$service:$(TAG) . || exit 1; \
 	  $(if $(PUSH),docker push $(REGISTRY)/$$service:$(TAG) || exit 1; )\
 	done
 

@@ -28,6 +28,19 @@ class Communicator(Protocol):
         """Give everything back, aborting what is under way. Never blocks, may be called twice."""
 
 
+def nccl_version(transport: str) -> str:
+    """The version of the NCCL that a communicator of this transport loads here; "" when it loads none.
+
+    Members of a group must have the same: NCCL refuses others, and says so in its own log alone. Raises
+    CommunicatorError when it cannot be loaded.
+    """
+    if transport != "nccl":
+        return ""
+    from headrace.comm.nccl import loaded_version
+
+    return loaded_version()
+
+
 def connect(
     transport: str,
     host: str,

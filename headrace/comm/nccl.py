@@ -18,18 +18,36 @@ from headrace.comm import CommunicatorError
 _POLL_S = 0.0005
 
 
+def bindings() -> Any:
+    """nccl4py. Raises CommunicatorError when it is not installed."""
+    try:
+        import nccl.core as nccl
+    except ImportError as error:
+        raise CommunicatorError(
+            "sync.transport: nccl needs the package nccl4py (pip install -e '.[cuda]' in the checkout)"
+        ) from error
+    return nccl
+
+
+def loaded_version() -> str:
+    """Of the libnccl.so.2 that nccl4py loads: the wheel's, as torch does. `torch.cuda.nccl.version()` is that
+    of the headers torch was built with, which may differ. Needs no GPU."""
+    library = bindings().get_version().libnccl
+    if library is None:
+        raise CommunicatorError(
+            "sync.transport: nccl: no libnccl.so.2 can be loaded; install nvidia-nccl-cu13 in the version of "
+            "docker/locks/nccl.txt"
+        )
+    return str(library.version)
+
+
 class NcclCommunicator:
     """One NCCL communicator per group epoch, on a stream of its own."""
 
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, timeout_s: float, device: torch.device
     ) -> None:
-        try:
-            import nccl.core as nccl
-        except ImportError as error:
-            raise CommunicatorError(
-                "sync.transport: nccl needs the package nccl4py (pip install -e '.[cuda]' in the checkout)"
-            ) from error
+        nccl = bindings()
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s

@@ -83,16 +83,18 @@ class MemberReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[MemberHello, _Mapping]] = ..., paused: _Optional[_Union[MemberPaused, _Mapping]] = ..., ready: _Optional[_Union[MemberReady, _Mapping]] = ..., loaded: _Optional[_Union[MemberLoaded, _Mapping]] = ..., failed: _Optional[_Union[MemberFailed, _Mapping]] = ..., progress: _Optional[_Union[MemberProgress, _Mapping]] = ..., resumed: _Optional[_Union[MemberResumed, _Mapping]] = ..., leaving: _Optional[_Union[MemberLeaving, _Mapping]] = ...) -> None: ...
 
 class MemberHello(_message.Message):
-    __slots__ = ("incarnation", "workers", "version", "paused")
+    __slots__ = ("incarnation", "workers", "version", "paused", "nccl")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    NCCL_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     workers: int
     version: int
     paused: bool
-    def __init__(self, incarnation: _Optional[str] = ..., workers: _Optional[int] = ..., version: _Optional[int] = ..., paused: _Optional[bool] = ...) -> None: ...
+    nccl: str
+    def __init__(self, incarnation: _Optional[str] = ..., workers: _Optional[int] = ..., version: _Optional[int] = ..., paused: _Optional[bool] = ..., nccl: _Optional[str] = ...) -> None: ...
 
 class MemberPaused(_message.Message):
     __slots__ = ("term", "round")
@@ -233,18 +235,20 @@ class TrainerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[TrainerHello, _Mapping]] = ..., begin: _Optional[_Union[BeginSync, _Mapping]] = ..., ready: _Optional[_Union[TrainerReady, _Mapping]] = ..., sent: _Optional[_Union[TrainerSent, _Mapping]] = ..., failed: _Optional[_Union[TrainerFailed, _Mapping]] = ...) -> None: ...
 
 class TrainerHello(_message.Message):
-    __slots__ = ("lineage", "store_host", "store_port", "snapshot_version", "manifest")
+    __slots__ = ("lineage", "store_host", "store_port", "snapshot_version", "manifest", "nccl")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    NCCL_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     store_host: str
     store_port: int
     snapshot_version: int
     manifest: Manifest
-    def __init__(self, lineage: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., snapshot_version: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
+    nccl: str
+    def __init__(self, lineage: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., snapshot_version: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., nccl: _Optional[str] = ...) -> None: ...
 
 class BeginSync(_message.Message):
     __slots__ = ("lineage", "optimizer_step", "version", "manifest", "validate", "final", "wait_s", "step_s", "tuning")

@@ -18,7 +18,8 @@ from unittest import mock
 
 from headrace.cli.main import main as headrace
 from headrace.runner import services
-from tests.docker.environments import PACKAGES, ROOT, SERVICES, build_context, install
+from tests.docker.dockerfiles import ROOT, SERVICES
+from tests.docker.environments import PACKAGES, build_context, import_late, install
 
 ENVIRONMENTS = ROOT / ".cache" / "images"
 
@@ -37,6 +38,7 @@ def main() -> None:
             print(f"images: {service}", flush=True)
             found = where / "bin" / "python"
             pythons[PACKAGES[service]] = found if found.exists() else install(service, where, context)
+            import_late(service, found)
     for package, python in pythons.items():
         size = subprocess.run(["du", "-sm", python.parents[1]], capture_output=True, text=True, check=True)
         print(f"images: {package}: {size.stdout.split()[0]} MB", flush=True)

@@ -1,4 +1,4 @@
-"""The images' install steps without an image: the same locks and the same files in a clean environment."""
+"""The images' install steps without an image: the same commands, locks and files in a clean environment."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCKER = ROOT / "docker"
-SERVICES = ("queue", "coordinator", "trainer", "rollouter")
+from tests.docker.dockerfiles import ENVIRONMENT, ROOT, Command, commands, text_of
+
 PACKAGES = {
     "queue": "headrace_queue",
     "coordinator": "headrace_coordinator",
     "trainer": "headrace_trainer",
     "rollouter": "headrace_rollouter",
 }
+LATE = {
+    "queue": ["headrace.reward.reasoning_gym_score", "headrace.reward.math_verify_score", "datasets"],
+    "coordinator": ["kubernetes"],
+    "trainer": ["tensorboard", "wandb"],
+    "rollouter": ["headrace.reward.reasoning_gym_score", "headrace.reward.math_verify_score"],
+}
+"""What a service imports only when its configuration asks for it."""
+PYTHONS = {f"{ENVIRONMENT}/bin/python", "python3"}
+NOT_HERE = {"apt-get", "rm"}
+"""Commands that concern the image's own file system; what they do is checked by reading."""
 
 
 def build_context(target: Path) -> Path:
@@ -38,25 +47,47 @@ def build_context(target: Path) -> Path:
     return target
 
 
-def install(service: str, folder: Path, context: Path) -> Path:
-    """A clean environment with what the CPU image of `service` holds; returns its interpreter."""
+def install(service: str, folder: Path, context: Path, device: str = "cpu") -> Path:
+    """A clean environment with what the image of `service` holds; returns its interpreter.
+
+    Where the Dockerfile makes no environment (it installs into that of vLLM's image) `folder` has to be one.
+    """
     python = folder / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    needs_torch = service in ("trainer", "rollouter")
-    if needs_torch:
-        _pip(python, "--extra-index-url", "https://download.pytorch.org/whl/cpu", "torch==2.13.0+cpu")
-    locks = DOCKER / "locks"
-    _pip(python, "-r", str(locks / "build.txt"), "-r", str(locks / f"{service}.txt"))
-    _pip(python, "--no-build-isolation", str(context))
+    for command in commands(text_of(service), device):
+        if command.words[0] not in NOT_HERE:
+            _run(command, python, context)
     return python
 
 
-def _pip(python: Path, *words: str) -> None:
-    # Neither a pip of its own nor compiled files: both only cost time here.
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
-    command = [*pip, "install", "-q", "--no-deps", "--no-compile", *words]
-    done = subprocess.run(command, env=bare(), capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+def import_late(service: str, python: Path) -> None:
+    """Fails when the environment lacks what the service imports late."""
+    done = subprocess.run(
+        [python, "-c", "import " + ", ".join(LATE[service])],
+        env=bare(), cwd=python.parent, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{service}: {done.stderr}"
+
+
+def _run(command: Command, python: Path, context: Path) -> None:
+    there = {image: str(context / path) for image, path in command.files.items()}
+    words = [there.get(word, word) for word in command.words]
+    missing = [word for word in words if word.startswith("/locks/") and word != "/locks/before.txt"]
+    assert not missing, f"{' '.join(command.words)}: no COPY brings {', '.join(missing)}"
+    if words == ["python", "-m", "venv", ENVIRONMENT]:
+        # Neither a pip of its own nor compiled files: both only cost time here.
+        words = [sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])]
+    elif words[0] == f"{ENVIRONMENT}/bin/pip" or words[:3] == ["python3", "-m", "pip"]:
+        what, *rest = words[1:] if words[0] != "python3" else words[3:]
+        words = [sys.executable, "-m", "pip", what, "-q", *["--no-compile"] * (what == "install"), *rest]
+    else:
+        assert words[0] in PYTHONS, f"a step that is not known here: {' '.join(command.words)}"
+        before = str(python.parents[1] / "before.txt")
+        words = [sys.executable, *(before if word == "/locks/before.txt" else word for word in words[1:])]
+    env = {**bare(), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PYTHON": str(python)}
+    if "venv" in words:
+        env.pop("PIP_PYTHON")
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
 
 
 def bare() -> dict[str, str]:

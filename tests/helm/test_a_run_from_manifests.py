@@ -100,7 +100,8 @@ def assert_tells_what_is_wrong(
     assert "refuses our token: UNAUTHENTICATED" in text
     code, text = ask(run, monkeypatch, capsys, HEADRACE_REDIS_PASSWORD="not-the-word")
     assert (code, text.count("ok  ")) == (1, 2)
-    assert "failed  redis: no answer" in text
+    assert "failed  redis: Redis at " in text
+    assert "refuses the login" in text
     assert "not-the-word" not in text
 
 

@@ -176,20 +176,31 @@ class Member(Peer):
     method, report_type = "Member", pb.MemberReport
 
     def __init__(
-        self, address: str, name: str, workers: int = 1, version: int = -1, paused: bool = True
+        self,
+        address: str,
+        name: str,
+        workers: int = 1,
+        version: int = -1,
+        paused: bool = True,
+        nccl: str = "",
     ) -> None:
         super().__init__(address)
         self.name = name
         self.workers = workers
         self.version = version
         self.paused = paused
+        self.nccl = nccl
 
     def __str__(self) -> str:
         return f"member {self.name}"
 
     def hello(self) -> pb.MemberHello:
         return pb.MemberHello(
-            incarnation=self.name, workers=self.workers, version=self.version, paused=self.paused
+            incarnation=self.name,
+            workers=self.workers,
+            version=self.version,
+            paused=self.paused,
+            nccl=self.nccl,
         )
 
     def proper(self, kind: str, command: pb.MemberCommand) -> dict[str, Any] | None:
@@ -223,8 +234,9 @@ class Trainer(Peer):
 
     method, report_type = "Trainer", pb.TrainerReport
 
-    def __init__(self, address: str, lineage: int, snapshot: int = -1) -> None:
+    def __init__(self, address: str, lineage: int, snapshot: int = -1, nccl: str = "") -> None:
         super().__init__(address)
+        self.nccl = nccl
         self.lineage = lineage
         self.served = snapshot
         """The committed version that it can serve; -1 for none."""
@@ -241,6 +253,7 @@ class Trainer(Peer):
             store_port=1,
             snapshot_version=self.served,
             manifest=manifest_of(self.served) if self.served >= 0 else None,
+            nccl=self.nccl,
         )
 
     def begin(self, version: int, validate: bool = False, wait_s: float = 0.0, step_s: float = 0.0) -> None:

@@ -144,7 +144,7 @@ class Coordinator:
         """Start, and return once it serves."""
         self.start()
         self.port = await until(
-            self._served_port, f"the coordinator to serve; its log: {self.folder / 'log'}"
+            self._served_port, f"the coordinator to serve; its log: {self.folder / 'log'}", 90.0
         )
         return self
 
@@ -196,9 +196,9 @@ class Coordinator:
         await member.expect("welcome")
         return member
 
-    async def trainer(self, lineage: int | None = None, snapshot: int = -1) -> Trainer:
+    async def trainer(self, lineage: int | None = None, snapshot: int = -1, nccl: str = "") -> Trainer:
         """A trainer that is connected and welcome, by default of a lineage opened just now."""
-        trainer = Trainer(self.address, lineage or self.open_lineage(), snapshot)
+        trainer = Trainer(self.address, lineage or self.open_lineage(), snapshot, nccl)
         self.peers.append(trainer)
         await trainer.connect()
         await trainer.expect("welcome")

@@ -296,6 +296,27 @@ async def test_one_that_leaves_is_not_waited_for(make: Make) -> None:
     assert c.stats().members == {"a": 1}
 
 
+async def test_another_nccl_is_refused_by_name_before_a_group_is_made(make: Make) -> None:
+    """Whoever comes first: the trainer finds a member of another version, or the member the trainer."""
+    c = await make()
+    good = await c.member("good", nccl="2.30.7")
+    early = await c.member("early", nccl="2.29.7")
+    trainer = await c.trainer(nccl="2.30.7")
+    late = Member(c.address, "late")  # of another transport: it loads no NCCL
+    c.peers.append(late)
+    await late.connect()
+    for member, version in ((early, "2.29.7"), (late, "missing")):
+        (expelled,) = await member.expect("expelled")
+        assert f"NCCL {version} here, 2.30.7 at the trainer" in expelled.reason
+        assert "build both images from one release" in expelled.reason
+        await member.ended()
+    await sync(trainer, 0, {good: FIRST})
+    assert c.stats().members == {"good": 0}
+    await early.connect()  # it has to start anew, as another incarnation
+    (expelled,) = await early.expect("expelled")
+    assert (early.unread, late.unread) == ([], [])
+
+
 async def test_draining_is_judged_by_tokens(make: Make) -> None:
     c = await make(async_training={"staleness_threshold": 0}, sync={"drain_stall_s": 1.5})
     a, b, trainer = await two(c, version=0)

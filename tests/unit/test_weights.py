@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from headrace.comm import CommunicatorError, connect
+from headrace.comm import CommunicatorError, connect, nccl_version
 from headrace.comm.store import client_store, serve_store
 from headrace.weights.checkpoint_format import (
     check_names,
@@ -433,6 +435,25 @@ def test_no_store_is_a_communicator_error() -> None:
 
     with pytest.raises(CommunicatorError, match="no weight-group store at"):
         client_store("127.0.0.1", free_port(), 1, 0.5)
+
+
+def test_the_version_of_nccl_is_that_of_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nccl_version("gloo") == ""
+    library: Any = SimpleNamespace(version="2.30.7")
+    core: Any = SimpleNamespace(get_version=lambda: SimpleNamespace(nccl4py="0.6.0", libnccl=library))
+    monkeypatch.setitem(sys.modules, "nccl", SimpleNamespace(core=core))
+    monkeypatch.setitem(sys.modules, "nccl.core", core)
+    assert nccl_version("nccl") == "2.30.7"
+    library = None
+    with pytest.raises(CommunicatorError, match=r"no libnccl.so.2 .* nvidia-nccl-cu13"):
+        nccl_version("nccl")
+
+
+def test_nccl_without_its_bindings_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nccl", None)
+    monkeypatch.setitem(sys.modules, "nccl.core", None)
+    with pytest.raises(CommunicatorError, match="nccl4py"):
+        nccl_version("nccl")
 
 
 def test_an_unknown_transport_is_refused() -> None:

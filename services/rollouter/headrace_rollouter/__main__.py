@@ -26,6 +26,7 @@ import redis
 import uvicorn
 
 from headrace import environment, logs, tls
+from headrace.comm import CommunicatorError, nccl_version
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
@@ -65,8 +66,9 @@ class Rollouter:
         config = self.config
         tls.check()
         listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
+        nccl = nccl_version(config.sync.transport)  # so does a missing NCCL
         scorer = build_scorer(config)
-        await scorer.start()  # so does a reward that cannot be loaded
+        await scorer.start()  # and a reward that cannot be loaded
         ledger = AsyncLedger(
             connect_async(environment.redis_url()),
             config.name,
@@ -95,6 +97,7 @@ class Rollouter:
             self.incarnation,
             environment.coordinator(),
             environment.token(),
+            nccl,
         )
         app = build_app(self.engine, lambda: self.member.connected, self._missing)
         server = uvicorn.Server(
@@ -230,7 +233,14 @@ def main() -> None:
         config = load(args.config)
         bind(config.rollout.cpus, "rollout.cpus")
         code = asyncio.run(Rollouter(config, args).run())
-    except (ConfigError, RewardError, EnvironmentFailed, LoginRefused, ValueError) as error:
+    except (
+        ConfigError,
+        RewardError,
+        EnvironmentFailed,
+        CommunicatorError,
+        LoginRefused,
+        ValueError,
+    ) as error:
         print(f"headrace-rollouter: {error}", file=sys.stderr)
         code = EX_CONFIG
     except LedgerUnavailable as error:

@@ -31,12 +31,19 @@ _PROGRESS_S = 1.0
 
 
 class Expelled(RuntimeError):
-    """The coordinator expired this incarnation; the process must start anew."""
+    """The coordinator expired this incarnation, or refuses it; the process must start anew."""
 
 
 class Member:
     def __init__(
-        self, config: RunConfig, engine: Engine, worker: Worker, incarnation: str, address: str, token: str
+        self,
+        config: RunConfig,
+        engine: Engine,
+        worker: Worker,
+        incarnation: str,
+        address: str,
+        token: str,
+        nccl: str = "",
     ) -> None:
         self._config = config
         self._engine = engine
@@ -44,6 +51,7 @@ class Member:
         self._incarnation = incarnation
         self._address = address
         self._metadata = bearer(token)
+        self._nccl = nccl
         self._reports: asyncio.Queue[pb.MemberReport] = asyncio.Queue()
         self._term = 0
         self._paused = True
@@ -87,6 +95,7 @@ class Member:
                 workers=self._engine.workers,
                 version=self._worker.version,
                 paused=self._paused,
+                nccl=self._nccl,
             )
         )
         call = stub.Member(self._outgoing(), metadata=self._metadata)

@@ -25,6 +25,8 @@ class MemberConnection:
     """Outside of a round, to be taken in again."""
     not_before: float = 0.0
     """Monotonic seconds: an admission that was refused is not tried again at once."""
+    nccl: str = ""
+    """The version that carries its weights; empty with another transport."""
 
 
 @dataclass
@@ -35,6 +37,18 @@ class TrainerConnection:
     outgoing: asyncio.Queue[pb.TrainerCommand | None] = field(default_factory=asyncio.Queue)
     snapshot_version: int = -1
     """The version that it can serve to late joiners."""
+    nccl: str = ""
+
+
+def other_nccl(trainer: TrainerConnection | None, member: MemberConnection) -> str:
+    """Why the two can make no group: NCCL refuses peers of another version. "" when they can, or when it is
+    not known yet."""
+    if trainer is None or trainer.nccl == member.nccl:
+        return ""
+    return (
+        f"NCCL {member.nccl or 'missing'} here, {trainer.nccl or 'missing'} at the trainer: a weight group "
+        "needs one version and one sync.transport; build both images from one release"
+    )
 
 
 class Connections:

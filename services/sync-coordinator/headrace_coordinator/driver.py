@@ -20,7 +20,7 @@ from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
 from headrace_coordinator import session as s
-from headrace_coordinator.connections import Connections, MemberConnection, TrainerConnection
+from headrace_coordinator.connections import Connections, MemberConnection, TrainerConnection, other_nccl
 from headrace_coordinator.notices import Committed, Fenced, Notices, SyncFailed
 from headrace_coordinator.transfers import Timings, Transfers
 from headrace_coordinator.validation import let_finish
@@ -103,6 +103,10 @@ class Driver:
         name = connection.incarnation
         if name in self._expelled:
             self.connections.expel(connection, "expired earlier")
+            return
+        if why := other_nccl(self.trainer, connection):
+            await self._expire(name, why)
+            self.connections.expel(connection, why)
             return
         if (former := self.connections.members.get(name)) is not None:
             former.outgoing.put_nowait(None)  # a stream that was superseded ends
@@ -228,6 +232,7 @@ class Driver:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _MEMBERS_EVERY_S)
             self._wake.clear()
+            await self._refuse_other_nccl()
             if self.connections.members and self.pending is None:
                 await self._read_members()
             if self.pending is not None and self.trainer is not None:
@@ -235,6 +240,12 @@ class Driver:
                 self.wake()
             elif (joiner := self._next_joiner()) is not None:
                 await self._catch_up(joiner)
+
+    async def _refuse_other_nccl(self) -> None:
+        """Members that were here before the trainer; later ones are refused as they come."""
+        for name, connection in list(self.connections.members.items()):
+            if why := other_nccl(self.trainer, connection):
+                await self._expire(name, why)
 
     async def _read_members(self) -> Stats:
         """Who takes part, by the ledger: it expires those whose lease has ended, and a new lineage all."""

@@ -60,7 +60,9 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first report must be a hello")
             return
         hello = first.hello
-        connection = MemberConnection(hello.incarnation, max(hello.workers, 1), hello.version, hello.paused)
+        connection = MemberConnection(
+            hello.incarnation, max(hello.workers, 1), hello.version, hello.paused, nccl=hello.nccl
+        )
         log.info("member connected", extra={"member": hello.incarnation, "version": hello.version})
         reader: asyncio.Task[None] | None = None
         try:
@@ -112,7 +114,11 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
             return
         hello = first.hello
         connection = TrainerConnection(
-            hello.lineage, hello.store_host, hello.store_port, snapshot_version=hello.snapshot_version
+            hello.lineage,
+            hello.store_host,
+            hello.store_port,
+            snapshot_version=hello.snapshot_version,
+            nccl=hello.nccl,
         )
         if not self._driver.trainer_joined(connection, hello.manifest):
             yield pb.TrainerCommand(

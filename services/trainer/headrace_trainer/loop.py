@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from headrace import environment
+from headrace.comm import nccl_version
 from headrace.comm.store import serve_store
 from headrace.config import RunConfig
 from headrace.ledger import ops
@@ -120,6 +121,7 @@ class Trainer:
                 environment.coordinator(),
                 environment.token(),
                 self.report.canary,
+                nccl_version(self.config.sync.transport),
             )
         gc.collect()
         gc.freeze()  # what is loaded stays: full collections need not walk it

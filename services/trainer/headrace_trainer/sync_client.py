@@ -46,6 +46,7 @@ class SyncClient:
         address: str,
         token: str,
         on_canary: Callable[[pb.CanaryReport], None],
+        nccl: str = "",
     ) -> None:
         self._server = server
         self._lineage = lineage
@@ -53,6 +54,7 @@ class SyncClient:
         self._address = address
         self._metadata = bearer(token)
         self._on_canary = on_canary
+        self._nccl = nccl
         self._out: queue.SimpleQueue[pb.TrainerReport | None] = queue.SimpleQueue()
         self._state = threading.Condition()
         self._pending: pb.BeginSync | None = None
@@ -165,6 +167,7 @@ class SyncClient:
                     store_port=self._store[1],
                     snapshot_version=version,
                     manifest=manifest,
+                    nccl=self._nccl,
                 )
             )
         )

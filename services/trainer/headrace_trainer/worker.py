@@ -13,6 +13,7 @@ import torch
 from prometheus_client import REGISTRY, start_http_server
 
 from headrace import environment, logs
+from headrace.comm import CommunicatorError, nccl_version
 from headrace.config_load import ConfigError, load
 from headrace.ledger.client import AdoptError, LedgerUnavailable, LoginRefused
 from headrace.runner.in_cluster import leave_config
@@ -44,6 +45,7 @@ def main() -> None:
     code = 1
     try:
         config = load(args.config)
+        nccl_version(config.sync.transport)  # a missing NCCL shows before the model loads
         torch.set_num_threads(config.trainer.omp_threads)
         # Ranks wait for each other while rank 0 waits for samples or for a commit.
         longest = max(config.trainer.claim_timeout_s, sync_limit_s(config)) + 300.0
@@ -57,7 +59,7 @@ def main() -> None:
             leave_config(config, args.config, run_dir)
         code = Trainer(config, ranks, run_dir, args.state / "stop").run()
         ranks.close()
-    except (ConfigError, AdoptError, ValueError) as error:
+    except (ConfigError, AdoptError, CommunicatorError, ValueError) as error:
         log.error("cannot run", exc_info=error)
         print(f"headrace-trainer: {error}", file=sys.stderr)
         code = EX_CONFIG
