@@ -20,6 +20,9 @@ VARIABLES = ("HEADRACE_TLS_CERT", "HEADRACE_TLS_KEY", "HEADRACE_TLS_CA")
 
 Options = Sequence[tuple[str, Any]]
 
+_NO_PROXY: Options = (("grpc.enable_http_proxy", 0),)
+"""gRPC would take `https_proxy`, which is there for downloads, for the way to services, too."""
+
 
 class TlsError(ValueError):
     """The environment names files that cannot be used."""
@@ -91,8 +94,8 @@ def channel(address: str, options: Options) -> Any:
 
     credentials = _credentials()
     if credentials is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, credentials, options=options)
+        return grpc.insecure_channel(address, options=[*_NO_PROXY, *options])
+    return grpc.secure_channel(address, credentials, options=[*_NO_PROXY, *options])
 
 
 def aio_channel(address: str, options: Options) -> Any:
@@ -101,8 +104,8 @@ def aio_channel(address: str, options: Options) -> Any:
 
     credentials = _credentials()
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, credentials, options=options)
+        return grpc.aio.insecure_channel(address, options=[*_NO_PROXY, *options])
+    return grpc.aio.secure_channel(address, credentials, options=[*_NO_PROXY, *options])
 
 
 def _credentials() -> Any:

@@ -15,8 +15,8 @@ TOLERANCE = 0.1
 STARTS = (1, 2, 5, 8, 9, 10, 11, 30, 100)
 
 
-def scaled() -> dict[str, Any]:
-    (found,) = of_kind(charts.rendered("ci/keda.yaml"), "ScaledObject")
+def scaled(*sets: str) -> dict[str, Any]:
+    (found,) = of_kind(charts.rendered("ci/keda.yaml", sets=sets), "ScaledObject")
     spec: dict[str, Any] = found["spec"]
     return spec
 
@@ -88,3 +88,34 @@ def test_one_pod_at_a_time_and_each_direction_has_its_own_patience() -> None:
         "stabilizationWindowSeconds": 600,
         "policies": [{"type": "Pods", "value": 1, "periodSeconds": 600}],
     }
+
+
+def test_without_advice_the_number_stays() -> None:
+    """No series, or no Prometheus: a number that nobody advised is none to go to."""
+    spec = scaled()
+    (trigger,) = spec["triggers"]
+    assert trigger["metadata"]["ignoreNullValues"] == "false", "an empty answer is an error, not a zero"
+    assert spec["fallback"] == {"failureThreshold": 3, "replicas": 2, "behavior": "currentReplicas"}
+    assert spec["advanced"]["restoreToOriginalReplicaCount"] is False
+
+
+def test_prometheus_is_the_one_of_the_values() -> None:
+    address, ref = "https://thanos.example:9090", {"name": "thanos", "kind": "ClusterTriggerAuthentication"}
+    spec = scaled(
+        f"autoscaling.prometheusAddress={json.dumps(address)}",
+        f"autoscaling.authenticationRef={json.dumps(ref)}",
+        'autoscaling.authModes="bearer"',
+        'autoscaling.query="vector(3)"',
+        "autoscaling.pollingInterval=30",
+    )
+    (trigger,) = spec["triggers"]
+    assert trigger["authenticationRef"] == ref
+    assert (
+        trigger["metadata"] | {"serverAddress": address, "query": "vector(3)", "authModes": "bearer"}
+        == (trigger["metadata"])
+    )
+    assert spec["pollingInterval"] == 30
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 12)
+    (plain,) = scaled()["triggers"]
+    assert "authenticationRef" not in plain
+    assert "authModes" not in plain["metadata"]

@@ -167,6 +167,18 @@ def test_conditions_open_what_they_say() -> None:
     assert not clients.allows("stranger", "rollouter", 8100)
 
 
+def test_dns_may_listen_elsewhere() -> None:
+    """Policies see the port of its pods: OpenShift's have 5353, and a Service with 53 before them."""
+    sets = (
+        'networkPolicy.dns={"ports":[53,5353],"podSelector":{"matchLabels":{"k8s-app":null,"of":"openshift"}}}',
+    )
+    world = World(charts.rendered(sets=sets))
+    world.places["dns"] = (OUTSIDE["dns"][0], {"of": "openshift"})
+    for port, opened in ((53, True), (5353, True), (54, False)):
+        assert world.allows("rollouter", "dns", port) is opened
+    assert not World(charts.rendered()).allows("rollouter", "dns", 5353)
+
+
 EXTERNAL = 'redis.external.url="redis://redis.data.svc:6379/0"'
 OUTSIDES = [
     ("ci/keda.yaml", (), "kubernetesApi", "coordinator", {443, 6443}),

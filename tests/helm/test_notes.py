@@ -65,6 +65,18 @@ def test_warnings() -> None:
     assert "WARNING" not in charts.notes("examples/128-gpus.yaml")
 
 
+def test_an_autoscaler_that_nobody_tells_anything() -> None:
+    on = ("autoscaling.enabled=true", "kubernetes.enabled=true")
+    text = charts.notes("examples/128-gpus.yaml", (*on, "monitoring.podMonitors.enabled=false"))
+    assert (
+        "WARNING: autoscaling asks the Prometheus at http://prometheus-operated.monitoring.svc:9090" in text
+    )
+    assert "set monitoring.podMonitors.enabled" in text
+    assert "WARNING" not in charts.notes("examples/128-gpus.yaml", on)
+    own = (*on, "monitoring.podMonitors.enabled=false", 'autoscaling.query="vector(1)"')
+    assert "WARNING" not in charts.notes("examples/128-gpus.yaml", own)
+
+
 def test_how_long_a_trainer_has_to_stop() -> None:
     """More than that, and it goes on from the checkpoint before: the way to raise it stands beside."""
     assert "the trainer has 120 s to end an update and write a checkpoint" in charts.notes()

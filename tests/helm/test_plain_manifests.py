@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import kubernetes_validate
 import pytest
 
-from tests.helm import pitfalls
-from tests.helm.objects import of_kind, read
+from tests.helm import charts, pitfalls
+from tests.helm.objects import Pod, of_kind, pods, read
+from tests.helm.pod_security import violations
 from tests.helm.render import MANIFESTS, PLAIN, manifest
+
+DATA = "math-data"
+"""Written by hand: the claim that the examples take their rows from."""
 
 
 def test_nothing_else_lies_there() -> None:
-    assert {path.stem for path in PLAIN.glob("*.yaml")} == set(MANIFESTS)
+    assert {path.stem for path in PLAIN.glob("*.yaml")} == {*MANIFESTS, DATA}
+
+
+def test_the_volume_of_the_examples_rows() -> None:
+    """What is copied to it through the pod can be read by the queue service, and by that name."""
+    objects = read((PLAIN / f"{DATA}.yaml").read_text())
+    for thing in objects:
+        for version in ("1.29", "1.37"):
+            kubernetes_validate.validate(thing, version, strict=True)
+    (claim,), (filler,) = of_kind(objects, "PersistentVolumeClaim"), of_kind(objects, "Pod")
+    assert list(violations(Pod(filler, {}, filler["spec"]))) == []
+    examples = [preset for preset in charts.PRESETS if preset.startswith("examples/")]
+    for preset in examples:
+        (queue,) = [pod for pod in pods(charts.rendered(preset)) if pod.component == "queue"]
+        (volume,) = [v["persistentVolumeClaim"] for v in queue.spec["volumes"] if v["name"] == "data"]
+        assert volume["claimName"] == claim["metadata"]["name"], preset
+        assert filler["spec"]["securityContext"] == queue.spec["securityContext"]
+    (shown,) = filler["spec"]["volumes"]
+    assert shown["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert filler["spec"]["containers"][0]["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

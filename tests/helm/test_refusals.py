@@ -96,6 +96,18 @@ REFUSED = [
         "set more than 300",
     ),
     (('queue.extraEnv={"HF_TOKEN":"abc"}',), "queue.extraEnv.HF_TOKEN: a secret does not belong into values"),
+    (
+        ('trainer.extraEnv={"AWS_SECRET_ACCESS_KEY":"pw"}',),
+        "trainer.extraEnv.AWS_SECRET_ACCESS_KEY: a secret",
+    ),
+    (('coordinator.extraEnv={"OPENAI_KEY":"pw"}',), "coordinator.extraEnv.OPENAI_KEY: a secret"),
+    (('redis.extraEnv={"db_pass":"/pw"}',), "redis.extraEnv.db_pass: a secret"),
+    (('rollouter.extraEnv={"PIN_AUTH":1234}',), "rollouter.extraEnv.PIN_AUTH: a secret"),
+    (('queue.extraEnv={"HTTPS_PROXY":"http://u:pw@proxy:3128"}',), "queue.extraEnv.HTTPS_PROXY: a secret"),
+    (
+        ('config.reward={"sources":{"j":{"kind":"http","url":"https://u:pw@judge/"}}}',),
+        "config: holds a URL with a password",
+    ),
     (("rollouter.pdb.minAvailable=1",), "give minAvailable or maxUnavailable, not both"),
     ((DEMO, "rdma.enabled=true"), "rdma.enabled: there is nothing to speed up on CPUs"),
     (("tls.enabled=true",), "tls.existingSecret: name the Secret"),
@@ -148,6 +160,19 @@ def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(HelmFailed) as refused:
         charts.text(sets=("tls.enabled=true", "config.trainer.nnodes=2"))
     assert str(refused.value).count("\n  - ") == 2
+
+
+def test_variables_that_are_no_secrets() -> None:
+    """Switches, files of secrets, names of them; and what comes from a Secret."""
+    harmless = {
+        "HTTPS_PROXY": "http://user@proxy:3128",
+        "HF_TOKEN_PATH": "/etc/hub/token",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/etc/google/key.json",
+        "USE_AUTH": True,
+        "NCCL_DEBUG": "INFO",
+        "API_KEY": {"valueFrom": {"secretKeyRef": {"name": "judge", "key": "token"}}},
+    }
+    assert charts.text(sets=(f"rollouter.extraEnv={json.dumps(harmless)}",))
 
 
 @pytest.mark.parametrize("release", ["1st", "a.b"])

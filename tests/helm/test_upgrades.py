@@ -110,6 +110,10 @@ def test_nothing_is_replaced_for_nothing(tmp_path: Path) -> None:
         ("config.trainer.save_interval_s=60", {"trainer", "queue", "coordinator"}),
         ("config.rollout.temperature=0.9", {"rollouter", "trainer", "queue", "coordinator"}),
         ('redis.maxmemory="10gb"', {"redis"}),
+        (
+            'config.redis={"max_memory_bytes":10000000000}',
+            {"rollouter", "trainer", "queue", "coordinator", "redis"},
+        ),
         ("kubernetes.enabled=true", {"coordinator"}),
         ('files={"reward.py":"x = 1"}', {"rollouter", "trainer", "queue", "coordinator"}),
     ],
@@ -222,6 +226,32 @@ def test_redis_cannot_change(tmp_path: Path) -> None:
     assert 'config.redis.url: was null when the run was begun and is "redis://elsewhere:6379/0" now' in str(
         refused.value
     )
+
+
+CLAIMS = {"data.claimName": "headrace-data", "model.pvc.claimName": "headrace-model"}
+
+
+def volume_claim(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}}
+
+
+def test_volumes_that_are_not_there_are_told(tmp_path: Path) -> None:
+    """Pods would wait for them, and `helm --wait` for the pods. Told only where there is a cluster."""
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "kube-root-ca.crt"},
+        "data": {},
+    }
+    with pytest.raises(HelmFailed) as refused:
+        upgrade([namespace], tmp_path, 'checkpoints.existingClaim="mine"')
+    for key, claim in {**CLAIMS, "checkpoints.existingClaim": "mine"}.items():
+        assert f"{key}: there is no volume claim {claim} in namespace tests" in str(refused.value)
+    there = [namespace, *map(volume_claim, CLAIMS.values())]
+    assert upgrade(there, tmp_path)
+    assert upgrade([namespace], tmp_path, *DEMO), "which needs neither"
+    made = f"extraObjects={json.dumps([volume_claim('headrace-data')])}"
+    assert upgrade([namespace, volume_claim("headrace-model")], tmp_path, made), "with the release"
 
 
 def test_fixed_keys_are_those_of_a_local_run() -> None:

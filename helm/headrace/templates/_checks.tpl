@@ -1,3 +1,12 @@
+{{/* "true" for a variable, (list name value), that says by its name that it is a secret, or is a URL with a password. No
+secret is what only switches something, or is the path of a file. */}}
+{{- define "headrace.looksSecret" -}}
+{{- $name := index . 0 -}}{{- $value := index . 1 -}}
+{{- if regexMatch "://[^/@[:space:]]*:[^/@[:space:]]+@" $value -}}true
+{{- else if and (regexMatch "(?i)(TOKEN|PASSWORD|PASSWD|PASSPHRASE|PASS|PWD|SECRET|KEY|CREDENTIALS?|AUTH)$" $name) (not (regexMatch "(?i)^(|0|1|true|false|(/[-._a-z0-9]+){2,})$" $value)) -}}true
+{{- end -}}
+{{- end -}}
+
 {{/* What cannot work, each with the change that mends it; all of it is reported at once. */}}
 {{- define "headrace.checks" -}}
 {{- $v := .Values -}}
@@ -13,6 +22,9 @@
 {{- end -}}
 {{- if ($c.redis | default dict).url -}}
 {{- $problems = append $problems "config.redis.url: give redis.external.url and redis.external.existingSecret instead, so that no password lies in a ConfigMap" -}}
+{{- end -}}
+{{- if regexMatch "://[^/@[:space:]]*:[^/@[:space:]]+@" (omit $c "redis" | toJson) -}}
+{{- $problems = append $problems "config: holds a URL with a password, which everybody who may read a ConfigMap would see; name a variable that comes from a Secret (extraEnv)" -}}
 {{- end -}}
 {{- if ($c.trace | default dict).enable -}}
 {{- $problems = append $problems "config.trace.enable: a trace is gathered in one machine's run directory; leave it out" -}}
@@ -113,6 +125,22 @@
 {{- $problems = append $problems (printf "checkpoints.accessModes: the ranks of %d nodes write to one volume; use [ReadWriteMany] with a storage class that offers it, or checkpoints.existingClaim" $nodes) -}}
 {{- end -}}
 
+{{- /* Every namespace of a cluster has that ConfigMap: without it nothing can be said of claims. */ -}}
+{{- if lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt" -}}
+{{- $claims := dict "checkpoints.existingClaim" $v.checkpoints.existingClaim -}}
+{{- if not $task -}}
+{{- $_ := set $claims "data.claimName" $v.data.claimName -}}
+{{- if eq $v.model.source "pvc" -}}{{- $_ := set $claims "model.pvc.claimName" $v.model.pvc.claimName -}}{{- end -}}
+{{- end -}}
+{{- range $key, $claim := $claims -}}
+{{- if and $claim (not (contains $claim (toJson $v.extraObjects))) -}}
+{{- if not (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace $claim) -}}
+{{- $problems = append $problems (printf "%s: there is no volume claim %s in namespace %s, and pods would wait for it; make and fill it first (docs/kubernetes.md), or name another" $key $claim $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Pods */ -}}
 {{- if and $v.autoscaling.enabled (not (kindIs "invalid" $v.rollouter.replicas)) -}}
 {{- $problems = append $problems "rollouter.replicas: the autoscaler sets it; leave it out (null), or autoscaling.enabled" -}}
@@ -136,7 +164,7 @@
 {{- range $component := list "rollouter" "trainer" "queue" "coordinator" "redis" -}}
 {{- $extra := index $v $component "extraEnv" -}}
 {{- range $name, $value := $extra -}}
-{{- if and (not (kindIs "map" $value)) (regexMatch "(TOKEN|PASSWORD|SECRET|API_KEY)$" $name) -}}
+{{- if and (not (kindIs "map" $value)) (include "headrace.looksSecret" (list $name (include "headrace.text" $value))) -}}
 {{- $problems = append $problems (printf "%s.extraEnv.%s: a secret does not belong into values; write {valueFrom: {secretKeyRef: {name: ..., key: ...}}}" $component $name) -}}
 {{- end -}}
 {{- end -}}

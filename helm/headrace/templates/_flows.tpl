@@ -55,8 +55,10 @@
 {{- $np := .root.Values.networkPolicy -}}
 {{- $flow := .flow -}}
 {{- if eq $flow.to "dns" -}}
-- {protocol: UDP, port: 53}
-- {protocol: TCP, port: 53}
+{{- range $np.dns.ports | default (list 53) }}
+- {protocol: UDP, port: {{ int . }}}
+- {protocol: TCP, port: {{ int . }}}
+{{- end }}
 {{- else if eq $flow.to "kubernetes-api" -}}
 {{- range $np.kubernetesApi.ports }}
 - {protocol: TCP, port: {{ int . }}}

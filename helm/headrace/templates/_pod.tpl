@@ -37,6 +37,32 @@ annotations: {{- merge (dict
   "headrace/config-hash" (include "headrace.configHash" .)) ($c.podAnnotations | default dict) | toYaml | nindent 2 }}
 {{- end -}}
 
+{{/*
+Annotations of a component's workload, or nothing. Volcano takes each workload for a group of one pod, unless a Deployment's
+ReplicaSet, which has the Deployment's annotations, says how many have to start together.
+*/}}
+{{- define "headrace.workloadAnnotations" -}}
+{{- $c := index .root.Values .component -}}
+{{- $own := deepCopy ($c.annotations | default dict) -}}
+{{- if and (eq .component "trainer") (eq $c.schedulerName "volcano") -}}
+{{- $own = merge $own (dict "scheduling.volcano.sh/group-min-member" (include "headrace.trainerNodes" .root)) -}}
+{{- end -}}
+{{- with $own -}}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* How long a start may take before the workload counts as stuck: a quarter of an hour more than its probe waits. */}}
+{{- define "headrace.progressDeadline" -}}
+{{- $probe := (index .root.Values .component).startupProbe | default dict -}}
+{{- max 3600 (add 900 (mul ($probe.periodSeconds | default 10) ($probe.failureThreshold | default 3))) -}}
+{{- end -}}
+
+{{/* A component's start-up probe, which asks what "asks" says. */}}
+{{- define "headrace.startupProbe" -}}
+{{- merge (deepCopy .asks) ((index .root.Values .component).startupProbe | default dict) | toYaml -}}
+{{- end -}}
+
 {{/* Of every container. `lock` adds what RDMA needs. */}}
 {{- define "headrace.containerSecurity" -}}
 allowPrivilegeEscalation: false
@@ -211,6 +237,7 @@ capabilities:
 rollouter's image alone. */}}
 {{- define "headrace.modelInit" -}}
 {{- $v := .root.Values -}}
+{{- $c := index $v .component -}}
 {{- $demo := include "headrace.demoTask" .root -}}
 {{- if or $demo (eq $v.model.source "hf") -}}
 - name: model
@@ -237,14 +264,29 @@ rollouter's image alone. */}}
     - {{ $v.model.hf.revision | quote }}
     - {{ $v.model.mountPath | quote }}
   {{- end }}
-  env: {{- include "headrace.envList" (merge
-    (dict "HOME" "/scratch" "XDG_CACHE_HOME" "/scratch/.cache" "HF_HOME" "/scratch/huggingface" "OMP_NUM_THREADS" "1" "USER" "headrace")
-    (ternary dict (dict "HF_HUB_OFFLINE" "0") (ne $demo ""))
-    (ternary (dict "HF_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" $v.model.hf.existingSecret "key" $v.model.hf.tokenKey)))) dict
-      (and (not $demo) (ne $v.model.hf.existingSecret "")))) | trim | nindent 4 }}
+  {{- $env := dict "HOME" "/scratch" "XDG_CACHE_HOME" "/scratch/.cache" "HF_HOME" "/scratch/huggingface" "OMP_NUM_THREADS" "1" "USER" "headrace" }}
+  {{- if not $demo }}
+  {{- with $v.model.hf.existingSecret }}
+  {{- $_ := set $env "HF_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" . "key" $v.model.hf.tokenKey))) }}
+  {{- end }}
+  {{- /* A proxy, a mirror, a certificate's authority are the component's. This is the one that goes to the hub. */}}
+  {{- range $name, $value := $c.extraEnv }}{{- $_ := set $env $name $value }}{{- end }}
+  {{- $_ := set $env "HF_HUB_OFFLINE" "0" }}
+  {{- end }}
+  env: {{- include "headrace.envList" $env | trim | nindent 4 }}
+  {{- if not $demo }}
+  {{- with $c.envFrom }}
+  envFrom: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  # A pod asks for the larger of this and its containers'.
+  {{- if $demo }}
   resources:
-    requests: {cpu: 200m, memory: 2Gi} # a pod asks for the larger of this and its containers'
+    requests: {cpu: 200m, memory: 2Gi}
     limits: {memory: 4Gi}
+  {{- else }}
+  resources: {{- toYaml $v.model.hf.resources | nindent 4 }}
+  {{- end }}
   securityContext: {{- include "headrace.containerSecurity" (dict) | nindent 4 }}
   volumeMounts:
     - {name: scratch, mountPath: /scratch}
@@ -253,6 +295,9 @@ rollouter's image alone. */}}
     - {name: demo, mountPath: /demo}
     {{- else }}
     - {name: model, mountPath: {{ $v.model.mountPath | quote }}}
+    {{- with $c.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
     {{- end }}
 {{- end -}}
 {{- end -}}
