@@ -108,7 +108,7 @@ def test_kubectl_names_what_is_there() -> None:
             there.setdefault(thing["kind"].lower(), set()).add(thing["metadata"]["name"])
             there.setdefault("persistentvolumeclaim", set()).update(_claims(thing))
     for line in lines("kubectl"):
-        words = shlex.split(line)
+        words = shlex.split(line, comments=True)
         for word in words:
             for kind in ("deployment", "statefulset"):
                 if word.startswith(f"{kind}/"):
