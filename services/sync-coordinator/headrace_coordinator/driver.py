@@ -22,7 +22,8 @@ from headrace_coordinator import metrics
 from headrace_coordinator import session as s
 from headrace_coordinator.connections import Connections, MemberConnection, TrainerConnection, other_nccl
 from headrace_coordinator.notices import Committed, Fenced, Notices, SyncFailed
-from headrace_coordinator.transfers import Timings, Transfers
+from headrace_coordinator.timings import Timings
+from headrace_coordinator.transfers import Transfers
 from headrace_coordinator.validation import let_finish
 
 log = logging.getLogger("headrace.coordinator")
@@ -383,18 +384,9 @@ class Driver:
         for name in session.roster:
             if connection := self.connections.members.get(name):
                 self._resume(connection)
-        now = time.monotonic()
-        self._record(clock, now)
-        self.last_committed = pb.Committed(
-            version=self.version,
-            round=self.round,
-            pause_s=clock.paused - clock.began,
-            transfer_s=clock.transferred - clock.paused,
-            commit_s=now - clock.transferred,
-            total_s=now - clock.began,
-            members=len(session.roster),
-            attempts=session.attempt,
-        )
+        clock.committed = time.monotonic()
+        clock.draw(self._trace, self.version, self.round)
+        self.last_committed = clock.report(self.version, self.round, len(session.roster), session.attempt)
         if self.trainer is not None and self.trainer.lineage == begin.lineage:
             self.pending = None
             self.trainer.snapshot_version = self.version
@@ -411,13 +403,6 @@ class Driver:
                 "attempts": session.attempt,
             },
         )
-
-    def _record(self, clock: Timings, now: float) -> None:
-        """The round and its phases on the timeline."""
-        marks = [int(t * 1e9) for t in (clock.began, clock.paused, clock.transferred, now)]
-        self._trace.complete("round", marks[0], marks[-1], version=self.version, round=self.round)
-        for name, start, end in zip(("pause", "transfer", "commit"), marks, marks[1:], strict=False):
-            self._trace.complete(name, start, end, version=self.version)
 
     def _resume(self, connection: MemberConnection) -> None:
         connection.version = self.version

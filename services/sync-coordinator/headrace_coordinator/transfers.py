@@ -7,13 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 from headrace.config import RunConfig
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
 from headrace_coordinator import session as s
 from headrace_coordinator.connections import Connections
+from headrace_coordinator.timings import Timings
 
 log = logging.getLogger("headrace.coordinator")
 
@@ -24,13 +24,6 @@ Commit = Callable[[tuple[str, ...], str], Awaitable[s.CommitAnswer]]
 """Commits (members, digest) to the ledger."""
 Expire = Callable[[str, str], Awaitable[None]]
 """Expires an incarnation, for a reason."""
-
-
-@dataclass
-class Timings:
-    began: float = field(default_factory=time.monotonic)
-    paused: float = 0.0
-    transferred: float = 0.0
 
 
 class Transfers:
