@@ -32,6 +32,11 @@ LOGIN_REFUSED = (
 
 def login_refused(where: str, error: Exception) -> str:
     """What to tell whoever gets one of LOGIN_REFUSED from the server at `where`. It names no password."""
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return (
+            f"Redis at {where} does not permit this user what a run needs: {str(error).rstrip('.')}. Allow "
+            "it the keys headrace:* and the commands on them, scripts included: ~headrace:* +@all -@dangerous"
+        )
     return (
         f"Redis at {where} refuses the login: {str(error).rstrip('.')}. Give the password that it has now in "
         "HEADRACE_REDIS_PASSWORD, or in HEADRACE_REDIS_URL, and start again. In a cluster it comes from the "

@@ -8,12 +8,12 @@ refused by all alike. A run that an earlier release began lacks some keys; what 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from headrace.config import RunConfig
 from headrace.config_load import value_at
 
 _PLAIN = (
-    "model.path",
     "model.dtype",
     "data.max_prompt_length",
     "data.max_response_length",
@@ -27,16 +27,17 @@ _PLAIN = (
     "val.n",
     "seed",
 )
-LATER = frozenset(
-    {*_PLAIN, "environment.kwargs"} - {"data.shuffle", "rollout.n", "rollout.total_rollout_steps", "seed"}
-)
+_ALWAYS = ("data.shuffle", "rollout.n", "rollout.total_rollout_steps", "seed")
+LATER = frozenset({*_PLAIN, "environment.kwargs", "model.path"}.difference(_ALWAYS))
 """What runs of earlier releases may lack."""
 
 
 def of(config: RunConfig) -> dict[str, object]:
     """By key, what of the configuration the samples and checkpoints are made with."""
     kwargs = json.dumps(config.environment.kwargs, sort_keys=True, default=str)
-    return {**{key: value_at(config, key) for key in _PLAIN}, "environment.kwargs": kwargs}
+    plain = {key: value_at(config, key) for key in _PLAIN}
+    # The model's name, not where it lies: a checkout or a cache may have moved.
+    return {**plain, "model.path": Path(config.model.path).name, "environment.kwargs": kwargs}
 
 
 def changes(fingerprint: str, config: RunConfig) -> list[str]:

@@ -56,6 +56,15 @@ def test_another_run_is_refused_by_name(key: str) -> None:
         recognise(config(), begun(**{key: "another"}))
 
 
+def test_a_model_may_lie_elsewhere_but_not_be_another() -> None:
+    plain = config().model_dump()
+    plain["model"]["path"] = "/elsewhere/" + run_identity.of(config())["model.path"]
+    recognise(RunConfig.model_validate(plain), begun())
+    plain["model"]["path"] += "-base"
+    with pytest.raises(ConfigError, match=r"model\.path: was "):
+        recognise(RunConfig.model_validate(plain), begun())
+
+
 @pytest.mark.parametrize("fingerprint", ["", "print", "[1]", json.dumps({"seed": config().seed})])
 def test_what_an_earlier_release_did_not_note_is_not_compared(fingerprint: str) -> None:
     recognise(config(), fingerprint)

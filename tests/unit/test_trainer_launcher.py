@@ -19,6 +19,7 @@ from headrace import tls
 from headrace.config import RunConfig
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
+from headrace_coordinator.launches import IN_ORDER
 from headrace_trainer import heartbeat, launch_stream, launcher
 from headrace_trainer.launch_stream import LaunchStream
 from headrace_trainer.launcher import EX_STOPPED, Launcher
@@ -39,16 +40,26 @@ CONFIG = RunConfig.model_validate(
 class Coordinator(sync_pb2_grpc.CoordinatorServicer):
     """Starts whoever says hello, and ends the stream with them."""
 
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        """How ranks ended."""
+
     def TrainerNode(self, reports: Iterator[pb.NodeReport], _: Any) -> Iterator[pb.NodeCommand]:
         next(reports)
         yield pb.NodeCommand(start=pb.NodeStart(launch="L1"))
-        next(reports, None)
+        if (report := next(reports, None)) is not None:
+            self.told.append(report.ended.code)
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def coordinator() -> Coordinator:
+    return Coordinator()
+
+
+@pytest.fixture
+def address(coordinator: Coordinator) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(4))
-    sync_pb2_grpc.add_CoordinatorServicer_to_server(Coordinator(), server)
+    sync_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
@@ -77,7 +88,8 @@ def test_no_error_ends_the_stream(address: str, monkeypatch: pytest.MonkeyPatch,
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     """Its ranks do nothing, until they are told to stop."""
     monkeypatch.setattr(launcher, "_command", lambda *_: ["sleep", "600"])
-    return Launcher(CONFIG, argparse.Namespace(), tmp_path, heartbeat.Launch(tmp_path / "heartbeat"))
+    args = argparse.Namespace(rdzv_id="L1", node_name="", stay=False)
+    return Launcher(CONFIG, args, tmp_path, heartbeat.Launch(tmp_path / "heartbeat"))
 
 
 def stopped_when(made: Launcher, is_time: Callable[[], bool]) -> threading.Thread:
@@ -111,8 +123,21 @@ def test_a_stop_while_the_ranks_are_started_reaches_them(
 def test_ranks_that_have_nothing_to_save_are_ended_at_once(made: Launcher) -> None:
     """They load a model, say, and would look at the stop only minutes later."""
     thread = stopped_when(made, lambda: made._child is not None)
-    assert made._ranks("L1", None) == EX_STOPPED
+    assert made.run() == EX_STOPPED
     thread.join(10.0)
+
+
+def test_other_nodes_are_told_of_ranks_that_agreed_on_no_stop(
+    made: Launcher, coordinator: Coordinator, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the code of an orderly stop they would wait for these ranks to the end of a deadline."""
+    monkeypatch.setenv("HEADRACE_COORDINATOR", address)
+    monkeypatch.setattr(made._config.trainer, "nnodes", 2)
+    thread = stopped_when(made, lambda: made._child is not None)
+    assert made.run() == EX_STOPPED
+    thread.join(10.0)
+    (code,) = coordinator.told
+    assert code not in IN_ORDER
 
 
 def test_a_stop_before_anything_is_there_harms_nothing(tmp_path: Path) -> None:

@@ -171,20 +171,24 @@ def continues(stored: str, ours: str) -> bool:
         return False
 
 
+_DIGESTS = ("data", "data.val")
+
+
 def differences(stored: str, ours: str) -> str:
     """The keys in which two fingerprints differ, with both values."""
     try:
         before, now = json.loads(stored), json.loads(ours)
         told = before.keys() | (now.keys() - run_identity.LATER)
         keys = sorted(key for key in told if before.get(key) != now.get(key))
-        return ", ".join(f"{key} was {_short(before.get(key))}, is {_short(now.get(key))}" for key in keys)
+        return ", ".join(f"{k} was {_short(k, before.get(k))}, is {_short(k, now.get(k))}" for k in keys)
     except (ValueError, AttributeError):
         return f"it was {stored!r}, is {ours!r}"
 
 
-def _short(value: object) -> str:
+def _short(key: str, value: object) -> str:
+    """A digest says no more when it is whole."""
     text = str(value)
-    return text if len(text) <= 16 else f"{text[:12]}..."
+    return f"{text[:12]}..." if key in _DIGESTS and len(text) > 16 else text
 
 
 async def configure(ledger: AsyncLedger, config: RunConfig, print_: str) -> None:

@@ -60,7 +60,7 @@ class Rollouter:
         self.incarnation = f"rollouter-{args.replica}-{uuid.uuid4().hex[:8]}"
         self.draining = False
         self.committed = -1
-        """The run's policy version, followed until this rollouter has weights."""
+        """The policy version of a run that is on, followed until this rollouter has weights."""
 
     async def run(self) -> int:
         config = self.config
@@ -155,7 +155,9 @@ class Rollouter:
         while True:
             await ledger.run(ops.beat(self.incarnation))
             if self.worker.version < 0:
-                self.committed = (await ledger.run(ops.stats())).version
+                stats = await ledger.run(ops.stats())
+                # Of a run that has completed nobody sends weights any more.
+                self.committed = -1 if stats.completed else stats.version
             active, window = self.engine.active_s, time.monotonic() - started
             usage.seen(active, window, self.engine.generated_tokens, self.worker.version)
             metrics.SERVING.set(self.worker.serving.is_set())

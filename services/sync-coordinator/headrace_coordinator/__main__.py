@@ -47,6 +47,7 @@ _MAX_MESSAGE = 64 * 1024 * 1024  # a manifest names every tensor of the model
 
 
 async def serve(args: argparse.Namespace) -> int:
+    token = environment.token_to_listen(args.host)
     seen = stamp_of(args.config)  # before it is read: what follows may take minutes
     config = load(args.config)
     patience = config.redis.connect_timeout_s
@@ -63,7 +64,7 @@ async def serve(args: argparse.Namespace) -> int:
         beside["kubernetes"] = agent.run
     beside["tuning"] = ConfigWatch(args.config, config, seen, driver, client, followers).run
     server = grpc.aio.server(
-        interceptors=[TokenInterceptor(environment.token_to_listen(args.host))],
+        interceptors=[TokenInterceptor(token)],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE),
             ("grpc.max_send_message_length", _MAX_MESSAGE),

@@ -41,8 +41,8 @@ class TrainerConnection:
 
 
 def other_nccl(trainer: TrainerConnection | None, member: MemberConnection) -> str:
-    """Why the two can make no group: NCCL refuses peers of another version. "" when they can, or when it is
-    not known yet."""
+    """Why the two can make no group: NCCL refuses peers of another version. "" when they can, or when there
+    is no trainer yet. A peer that names none (another transport, an older image) fits only its like."""
     if trainer is None or trainer.nccl == member.nccl:
         return ""
     return (

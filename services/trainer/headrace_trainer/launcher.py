@@ -30,6 +30,8 @@ from headrace_trainer.launch_stream import LaunchRefused, LaunchStream
 log = logging.getLogger("headrace.trainer.launch")
 
 EX_CONFIG, EX_STOPPED = 78, 75
+EX_UNSAVED = 143
+"""For the coordinator, of ranks ended before all could agree on a stop: the other nodes' must end."""
 STARTED = "started"
 """In the directory that ranks share with their launcher: from now on they heed a stop, and save first."""
 FORGIVEN_AFTER_S = 120.0
@@ -64,6 +66,8 @@ class Launcher:
             except LaunchRefused as error:
                 print(f"headrace-trainer: {error}", file=sys.stderr)
                 return EX_CONFIG
+        if code == EX_UNSAVED:
+            return EX_STOPPED
         if code == 0 and self._args.stay:
             log.info("completed; waiting to be stopped")
             while not self._stops:
@@ -118,7 +122,7 @@ class Launcher:
                     self._child.send_signal(signal.SIGTERM)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._child.wait(_TERM_S)
-                    return EX_STOPPED if nothing_to_save else None
+                    return EX_UNSAVED if nothing_to_save else None
         finally:
             kill_marked(mark)  # no rank of this launch may meet the next one's
             self._child.wait()
