@@ -384,9 +384,10 @@ async def test_members_come_and_go_without_a_trace(make: Make) -> None:
     files, threads = process.num_fds(), process.num_threads()
     for number in range(5, 55):
         await change(number)
-    # gRPC's own pool of threads grows by one or two under load; fifty members that left a trace would show.
-    files, threads = files + 5, threads + 5
-    await until(lambda: process.num_fds() <= files, f"{files} open files, not {process.num_fds()}")
+    # gRPC's threads and Redis' connections are pools that grow under load; fifty members that left a trace
+    # would show.
+    files, threads = files + 15, threads + 5
+    await until(lambda: process.num_fds() <= files, f"{files} open files")
     await until(lambda: process.num_threads() <= threads, f"{threads} threads")
     assert c.stats().members.keys() <= {"stays", "m54"}
     assert (await c.status()).joiners == []
