@@ -16,9 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tests.helm.objects import Object, Pod, of_kind, pods
 
 _END_S = 60.0
+_PROBE_S = 30.0
+"""More than a kubelet's: how busy this machine is says nothing about the pod."""
 
 
 class LocalPods:
@@ -74,9 +80,24 @@ class LocalPods:
         )
         return done.returncode, done.stdout
 
-    def probe(self, component: str, kind: str) -> tuple[int, str]:
-        """A probe of its main container that executes a command: exit code, and all that is printed."""
-        return self.execute(component, *self._pods[component].spec["containers"][0][kind]["exec"]["command"])
+    def probe(self, component: str, kind: str) -> str:
+        """A probe of its main container, as a kubelet makes it: what is wrong, or ""."""
+        pod = self._pods[component]
+        probe = pod.spec["containers"][0][kind]
+        match probe:
+            case {"exec": {"command": words}}:
+                code, said = self.execute(component, *words)
+                return f"{code}: {said}" if code else ""
+            case {"httpGet": {"path": path, "port": name}}:
+                url = f"http://127.0.0.1:{pod.port_names[name]}{path}"
+                answer = httpx.get(url, timeout=_PROBE_S, trust_env=False)
+                return "" if answer.status_code == 200 else f"{path}: {answer.text}"
+            case {"grpc": {"port": port}}:
+                with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
+                    stub = health_pb2_grpc.HealthStub(channel)
+                    reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=_PROBE_S)
+                return "" if reply.status == health_pb2.HealthCheckResponse.SERVING else str(reply)
+        raise AssertionError(f"{component}: a kubelet knows more kinds of probes than these: {probe}")
 
     def ended(self) -> dict[str, int]:
         """Exit codes of the containers that ended by themselves."""

@@ -24,6 +24,11 @@ from tests.waiting import until
 
 PARTS = ("redis", "coordinator", "queue", "rollouter", "trainer")
 
+PROBES = {
+    "trainer": ("startupProbe", "livenessProbe"),
+    **dict.fromkeys(PARTS[1:4], ("startupProbe", "livenessProbe", "readinessProbe")),
+}
+
 
 def manifests(folder: Path) -> str:
     """The demo's, with ports that are free here: they all come from one place."""
@@ -156,7 +161,8 @@ def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
 
     until(completed, f"the run to be complete; logs: {tmp_path}", timeout_s=400)
     assert heartbeats == {"launcher", "rank-0"}
-    assert run.probe("trainer", "livenessProbe") == (0, "")
+    for part, kinds in PROBES.items():
+        assert [run.probe(part, kind) for kind in kinds] == [""] * len(kinds), part
     rows = [
         json.loads(line) for line in (tmp_path / "runs" / "demo" / "metrics.jsonl").read_text().splitlines()
     ]
