@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -80,10 +81,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     try:
         code = _dispatch(args)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = EXIT_STOPPED
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # `| head` has had enough; what is still in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_FAILED
     sys.exit(code)
 
@@ -103,6 +105,8 @@ def _dispatch(args: argparse.Namespace) -> int:
     except (ValkeyError, LedgerError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return EXIT_FAILED
+    except BrokenPipeError:
+        raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"headrace: {where}{error.strerror or error}", file=sys.stderr)
