@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from headrace.data.feed_order import feed_order
+from headrace.data.rows import Row
 from headrace.ledger.ops import Op
 from headrace.ledger.replies import Stats, ValStatus
 from headrace.ledger.states import State
+from headrace_queue.feeder import PromptSource
 
 
 class FakeLedger:
@@ -59,3 +64,9 @@ def make_stats(**changes: Any) -> Stats:
         "val": ValStatus(-1, 0, 0, False),
     }
     return Stats(**{**values, **changes})
+
+
+def source(n_rows: int = 3) -> PromptSource:
+    rows = [Row(i, "f", i + 1, "p", "s", str(i), None, {"i": i}) for i in range(n_rows)]
+    tokens = [np.asarray([i, i + 1], np.int32) for i in range(n_rows)]
+    return PromptSource(rows, tokens, feed_order([n_rows], None, seed=1, shuffle=True))

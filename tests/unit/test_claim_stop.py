@@ -13,17 +13,10 @@ from headrace.config import RunConfig
 from headrace.ledger.replies import ClaimStatus
 from headrace_trainer import batch
 from headrace_trainer.batch import Batches, Stopped
+from tests.unit.test_config import GOOD
 
 CONFIG = RunConfig.model_validate(
-    {
-        "name": "x",
-        "model": {"path": "unused"},
-        "data": {"train_files": ["unused"]},
-        "rollout": {"n": 2, "total_rollout_steps": 8, "test_freq": 0},
-        "actor": {"ppo_mini_batch_size": 2},
-        "trainer": {"n_gpus_per_node": 1, "nnodes": 2, "claim_timeout_s": 3.0},
-        "custom_reward_function": {"path": "unused"},
-    }
+    {**GOOD, "trainer": {"n_gpus_per_node": 1, "nnodes": 2, "claim_timeout_s": 3.0}}
 )
 
 

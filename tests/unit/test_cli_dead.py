@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -17,7 +16,7 @@ from headrace.ledger.client import SyncLedger
 from headrace.redis_connect import connect
 from headrace.runner.layout import RunLayout, write_json
 from headrace.valkey_server import start_valkey
-from headrace.wire import Prompt, encode_prompt
+from tests.unit import four_samples
 from tests.unit.test_config import GOOD
 
 TRACE = "RewardError: the reward raised KeyError('x')\n  File reward.py, line 3"
@@ -46,15 +45,7 @@ class Run:
         self.layout.config.write_text(yaml.safe_dump(config))
         with start_valkey(self.layout.redis, "secret") as server, connect(server.url, 5.0) as client:
             ledger = SyncLedger(client, "x")
-            ledger.run(ops.configure(8, 1, 0, 1, 4, "print"))
-            ledger.run(ops.open_term())
-            ledger.run(ops.open_lineage(0))
-            ledger.run(ops.finish_adopt(1))
-            ids = np.array([0, 1, 2], np.int32)
-            prompts = [encode_prompt(Prompt(f"{n:010d}", n, 0, n, ids, "s", "t")) for n in range(4)]
-            ledger.run(ops.issue(0, prompts, end=True))
-            ledger.run(ops.hold(1, 1, 1))
-            ledger.run(ops.commit(1, 1, 1, 0, "d", ["a"], validate=False))
+            four_samples.begin(ledger)
             for item in ledger.run(ops.take("a", 0, 3)).items[:2]:
                 ledger.run(ops.fail("a", item.sample_id, item.attempt, "reward_error", TRACE))
             ledger.run(ops.finish("a", "0000000002", 1, b"x", 0, 0, 3))

@@ -24,7 +24,8 @@ from headrace.runner.layout import RunLayout
 from headrace.sample_dump import SampleDump
 from headrace.trained_log import TrainedLog
 from headrace.valkey_server import start_valkey
-from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory, encode_prompt
+from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
+from tests.unit import four_samples
 from tests.unit.test_config import GOOD
 from tests.waiting import until
 
@@ -48,15 +49,7 @@ class Run:
         self.layout.sync.touch()
         log = TrainedLog(self.layout.root)
         log.began(1, 0)
-        ledger.run(ops.configure(8, 1, 0, 1, 4, "print"))
-        ledger.run(ops.open_term())
-        ledger.run(ops.open_lineage(0))
-        ledger.run(ops.finish_adopt(1))
-        ids = np.array([0, 1, 2], np.int32)
-        prompts = [encode_prompt(Prompt(f"{n:010d}", n, 0, n, ids, "s", "t")) for n in range(4)]
-        ledger.run(ops.issue(0, prompts, end=True))
-        ledger.run(ops.hold(1, 1, 1))
-        ledger.run(ops.commit(1, 1, 1, 0, "d", ["a"], validate=False))
+        four_samples.begin(ledger)
         ledger.run(ops.take("a", 0, 2))
         ledger.run(ops.fail("a", "0000000000", 1, "reward_error", "KeyError"))
         self.train("0000000001")

@@ -17,15 +17,11 @@ from headrace.ledger.client import LedgerError
 from headrace_coordinator.kube.agent import Agent
 from headrace_coordinator.kube.api import DELETION_COST, ClusterError, Expired, Pod, to_pod
 from headrace_coordinator.notices import Notices
+from tests.unit.test_config import GOOD
 
 CONFIG = RunConfig.model_validate(
     {
-        "name": "x",
-        "model": {"path": "unused"},
-        "data": {"train_files": ["unused"]},
-        "rollout": {"n": 2, "total_rollout_steps": 8, "test_freq": 0},
-        "actor": {"ppo_mini_batch_size": 2},
-        "custom_reward_function": {"path": "unused"},
+        **GOOD,
         "kubernetes": {"enable": True, "rollouter_deployment": "roll", "trainer_deployment": "train"},
     }
 )

@@ -6,40 +6,24 @@ import asyncio
 import errno
 import json
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config import RunConfig
-from headrace.data import dataset
-from headrace.data.feed_order import feed_order
-from headrace.data.rows import Row
 from headrace.ledger.client import LedgerError, LedgerUnavailable
-from headrace.ledger.replies import ConfigureReply, ExpireReply, IssueReply, ValStatus, Verdict
+from headrace.ledger.replies import ExpireReply, IssueReply, ValStatus, Verdict
 from headrace.run_log_keys import EVAL_ROW
 from headrace.v1.sample_pb2 import ValidationResult
 from headrace.wire import decode_prompt
-from headrace_queue import startup
-from headrace_queue.feeder import CHUNK, Feeder, PromptSource, next_issue
+from headrace_queue.feeder import CHUNK, Feeder, next_issue
 from headrace_queue.janitor import Janitor, Manifest, nested_floor, trim_floor
 from headrace_queue.loops import Fatal, Pulse, is_outage, run_loop
 from headrace_queue.validation import EvalFile, Score, ValidationReporter, scores
-from tests.unit import scripted_turns
-from tests.unit.queue_fakes import FakeLedger, make_stats
-
-
-def source(n_rows: int = 3) -> PromptSource:
-    rows = [Row(i, "f", i + 1, "p", "s", str(i), None, {"i": i}) for i in range(n_rows)]
-    tokens = [np.asarray([i, i + 1], np.int32) for i in range(n_rows)]
-    return PromptSource(rows, tokens, feed_order([n_rows], None, seed=1, shuffle=True))
-
+from tests.unit.queue_fakes import FakeLedger, make_stats, source
 
 # -- run_loop -----------------------------------------------------------------------------------------
 
@@ -389,78 +373,3 @@ async def test_a_report_that_cannot_be_written_is_tried_again(
 
 def _disk_full(_: int) -> None:
     raise OSError(errno.ENOSPC, "disk full")
-
-
-# -- start --------------------------------------------------------------------------------------------
-
-
-def test_differences_name_what_changed() -> None:
-    stored = json.dumps({"data": "a" * 64, "seed": 1, "same": 2})
-    ours = json.dumps({"data": "b" * 64, "seed": 2, "same": 2, "new": True})
-    assert startup.differences(stored, ours) == (
-        "data was aaaaaaaaaaaa..., is bbbbbbbbbbbb..., new was None, is True, seed was 1, is 2"
-    )
-    assert startup.differences("old format", ours).startswith("it was 'old format'")
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"name": "calculator", "kwargs": {"role": "tool"}}, "environment.kwargs"),
-        ({"name": "Other", "path": "mine.py"}, "environment.name"),
-        ({"name": "calculator", "path": "other.py"}, "environment.path"),
-        ({}, "environment.name"),
-    ],
-)
-async def test_parked_work_goes_on_with_the_environment_that_it_began_with(
-    settings: dict[str, Any], told: str
-) -> None:
-    began = scripted_turns.config(name="calculator")
-    data = cast("dataset.DataSet", SimpleNamespace(train=source(), held_out=source(1)))
-    stored = startup.fingerprint(began, data)
-    plain = began.model_dump()
-    plain["environment"] = settings
-    other = startup.fingerprint(RunConfig.model_validate(plain), data)
-    ledger = FakeLedger(configure=lambda *args: ConfigureReply(told_by(args), stored, False))
-
-    def told_by(args: tuple[Any, ...]) -> str:
-        return "ok" if args[-1] == stored else "mismatch"
-
-    await startup.configure(ledger, began, stored)  # type: ignore[arg-type]
-    with pytest.raises(Fatal, match=f"{told} was "):
-        await startup.configure(ledger, began, other)  # type: ignore[arg-type]
-
-
-async def test_a_run_of_an_earlier_release_goes_on() -> None:
-    """Its fingerprint has nothing about the environment; all else must be the same."""
-    config = scripted_turns.config()
-    data = cast("dataset.DataSet", SimpleNamespace(train=source(), held_out=source(1)))
-    ours = startup.fingerprint(config, data)
-    plain = {k: v for k, v in json.loads(ours).items() if not k.startswith("environment.")}
-    for stored, status in ((plain, "ok"), (plain | {"seed": 99}, "mismatch"), ({}, "mismatch")):
-        text = json.dumps(stored, sort_keys=True)
-        ledger = FakeLedger(
-            configure=lambda *args, text=text: ConfigureReply(
-                "ok" if args[-1] == text else "mismatch", text, False
-            )
-        )
-        if status == "ok":
-            await startup.configure(ledger, config, ours)  # type: ignore[arg-type]
-        else:
-            with pytest.raises(Fatal):
-                await startup.configure(ledger, config, ours)  # type: ignore[arg-type]
-
-
-def test_arguments_that_yaml_knows_and_json_does_not_have_a_fingerprint() -> None:
-    config = scripted_turns.config(kwargs={"since": date(2026, 11, 30)})
-    data = cast("dataset.DataSet", SimpleNamespace(train=source(), held_out=source(1)))
-    assert "2026-11-30" in startup.fingerprint(config, data)
-
-
-def test_the_digest_covers_what_a_prompt_is_made_of() -> None:
-    base = source(2)
-    whole = startup.digest(base.rows, base.tokens)
-    assert whole == startup.digest(base.rows, base.tokens)
-    assert whole != startup.digest(base.rows[:1], base.tokens[:1])
-    assert whole != startup.digest(base.rows, base.tokens[::-1])
-    assert whole != startup.digest(source(2).rows[::-1], base.tokens)

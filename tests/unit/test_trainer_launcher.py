@@ -23,18 +23,10 @@ from headrace_coordinator.launches import IN_ORDER
 from headrace_trainer import heartbeat, launch_stream, launcher
 from headrace_trainer.launch_stream import LaunchStream
 from headrace_trainer.launcher import EX_STOPPED, Launcher
+from tests.unit.test_config import GOOD
 from tests.waiting import until
 
-CONFIG = RunConfig.model_validate(
-    {
-        "name": "x",
-        "model": {"path": "unused"},
-        "data": {"train_files": ["unused"]},
-        "rollout": {"n": 2, "total_rollout_steps": 8, "test_freq": 0},
-        "actor": {"ppo_mini_batch_size": 2},
-        "custom_reward_function": {"path": "unused"},
-    }
-)
+CONFIG = RunConfig.model_validate(GOOD)
 
 
 class Coordinator(sync_pb2_grpc.CoordinatorServicer):

@@ -24,8 +24,8 @@ def missing(draining: bool, connected: bool, version: int, committed: int) -> st
     return f"waits for the weights of version {committed}" if version < 0 <= committed else ""
 
 
-def build_app(engine: Engine, connected: Callable[[], bool], missing: Callable[[], str]) -> FastAPI:
-    """`missing` returns what keeps it from being ready, or an empty string."""
+def build_app(engine: Engine, connected: Callable[[], bool], lacks: Callable[[], str]) -> FastAPI:
+    """`lacks` returns what keeps it from being ready, as `missing` does."""
     app = FastAPI(title="Headrace rollouter", description="Health and metrics of one rollouter.")
 
     @app.get("/healthz", summary="The engine answers")
@@ -46,7 +46,7 @@ def build_app(engine: Engine, connected: Callable[[], bool], missing: Callable[[
 
     @app.get("/readyz", summary="Loaded, connected, has weights where there are any, not draining")
     async def readyz(response: Response) -> dict[str, str]:
-        if reason := missing():
+        if reason := lacks():
             response.status_code = 503
             return {"status": "not ready", "reason": reason}
         return {"status": "ok"}

@@ -16,6 +16,6 @@ async def watch_login(ledger: AsyncLedger) -> NoReturn:
     while True:
         await asyncio.sleep(_EVERY_S)
         try:
-            await ledger.run(ops.stats())
+            await ledger.run(ops.fingerprint())  # of all that can be asked, the least
         except LedgerUnavailable:
             continue
