@@ -245,7 +245,8 @@ class SampleModel:
         self._ready(event, s, requeued, (r.FailStatus.RETRIED, by, attempt))
         return r.FailStatus.RETRIED
 
-    def expire(self, owner: str, reason: str) -> r.ExpireReply:
+    def expire(self, owner: str, reason: str, seen: int | None = None) -> r.ExpireReply:
+        """Beats are no part of the model: `seen` is always what was last."""
         self.members.pop(owner, None)
         for row in [row for row, name in self.val_taken.items() if name == owner]:
             del self.val_taken[row]

@@ -2,7 +2,8 @@
 
 An incarnation expires when its counter stood still over at least three successful readings that span one
 lease on the observer's own clock. A failed reading (`reset`) or a new observer begins anew, so neither an
-outage of the server nor a restart of the observer expires anybody.
+outage of the server nor a restart of the observer expires anybody. Whoever is reported is forgotten: it is
+reported again only after another whole lease of silence.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class BeatObserver:
         self._seen: dict[str, _Standing] = {}
 
     def observe(self, beats: dict[str, int]) -> list[str]:
-        """One successful reading; returns who has expired. They are reported again until they are gone."""
+        """One successful reading, name -> counter; returns who has expired."""
         now = self._clock()
         self._seen = {name: standing for name, standing in self._seen.items() if name in beats}
         expired = []
@@ -40,6 +41,7 @@ class BeatObserver:
             standing.readings += 1
             if standing.readings >= MIN_READINGS and now - standing.since >= self._lease_s:
                 expired.append(name)
+                del self._seen[name]
         return expired
 
     def reset(self) -> None:

@@ -99,13 +99,18 @@ def issue(
     )
 
 
-def beat(owner: str) -> Op[int]:
-    """Count up the owner's beat: the sign of life that `observer.BeatObserver` watches."""
-    return Op("beat", (owner,), int)
+def beat(owner: str, count: int) -> Op[int]:
+    """The sign of life that `observer.BeatObserver` watches. `count` grows with each beat of the owner.
+
+    Returns the count with which the present entry began. It changes when the owner was expired in between,
+    also when the reply that said so first got lost.
+    """
+    return Op("beat", (owner, count), int)
 
 
 def beats() -> Op[dict[str, int]]:
-    return Op("beats", (), lambda raw: {_text(k): int(v) for k, v in _rows(raw, 2)})
+    """The count of each owner's last beat."""
+    return Op("beats", (), lambda raw: {_text(k): int(_text(v).split("/")[0]) for k, v in _rows(raw, 2)})
 
 
 def take(
@@ -152,13 +157,20 @@ def fail(owner: str, sample_id: str, attempt: int, reason: str, detail: str) -> 
     )
 
 
-def expire(owner: str, reason: str) -> Op[r.ExpireReply]:
-    """Take everything back from an incarnation that is gone; `reason` is kept as the samples' detail."""
+NEVER_BEAT = -1
+"""Stands for the count of an owner without a beat; real ones start at 1."""
+
+
+def expire(owner: str, reason: str, seen: int | None = None) -> Op[r.ExpireReply]:
+    """Take everything back from an incarnation that is gone; `reason` is kept as the samples' detail.
+
+    `seen`: only if this (or NEVER_BEAT) still is the count of its last beat.
+    """
 
     def parse(raw: Any) -> r.ExpireReply:
-        return r.ExpireReply([_text(i) for i in raw[0]], [_text(i) for i in raw[1]])
+        return r.ExpireReply([_text(i) for i in raw[0]], [_text(i) for i in raw[1]], bool(int(raw[2])))
 
-    return Op("expire", (owner, reason[:MAX_DETAIL]), parse)
+    return Op("expire", (owner, reason[:MAX_DETAIL], "" if seen is None else seen), parse)
 
 
 def claim(lineage: int, window: int, count: int, request_id: str | None = None) -> Op[r.ClaimReply]:

@@ -119,6 +119,8 @@ class TakeReply:
 class ExpireReply:
     requeued: list[str]
     dead: list[str]
+    expired: bool = True
+    """False: it has beaten since it was seen, so it lives."""
 
 
 @dataclass(frozen=True)

@@ -177,10 +177,11 @@ class Queue:
 
         def beat() -> None:
             with redis.Redis.from_url(self.server.url) as client:
-                ledger = SyncLedger(client, self.folder.name, retry_s=0.0)
+                ledger, count = SyncLedger(client, self.folder.name, retry_s=0.0), 0
                 while not over.wait(0.1):
+                    count += 1
                     with contextlib.suppress(LedgerError):
-                        ledger.run(ops.beat(owner))
+                        ledger.run(ops.beat(owner, count))
 
         thread = threading.Thread(target=beat)
         thread.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import os
 import threading
@@ -139,8 +140,8 @@ class SharedStack:
         stop = asyncio.Event()
 
         async def beat() -> None:
-            while True:
-                await ledger.run(ops.beat(owner))
+            for count in itertools.count(1):
+                await ledger.run(ops.beat(owner, count))
                 await asyncio.sleep(1.0)  # the period of a beat, nothing waits for it
 
         tasks = [asyncio.create_task(run_loop(loop, Pulse(), stop)) for loop in loops]

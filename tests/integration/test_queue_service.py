@@ -88,7 +88,7 @@ def story(queue: Queue) -> None:
     assert queue.http.get("/dead").json() == []
 
     # An owner that stopped beating loses its work; one that beats keeps it, however old it is.
-    queue.ledger.run(ops.beat("gone"))
+    queue.ledger.run(ops.beat("gone", 1))
     lost = {item.sample_id for item in queue.take("gone", version, 3)}
 
     until(lambda: "gone" not in queue.stats()["members"], "the janitor to expire the silent owner")
@@ -289,7 +289,7 @@ def test_two_services_on_one_run_do_no_harm(make_queue: Callable[..., Queue]) ->
     settings = {"rollout": {"n": 2, "total_rollout_steps": total}}
     first, second = make_queue("twice", **settings).up(), make_queue("twice", **settings).up()
     version = first.commit(["one", "gone"])
-    first.ledger.run(ops.beat("gone"))
+    first.ledger.run(ops.beat("gone", 1))
     lost = {item.sample_id for item in first.take("gone", version, 2)}
     seen: list[str] = []
 

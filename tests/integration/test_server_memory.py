@@ -79,7 +79,7 @@ async def _finish_while_the_trainer_makes_room(url: str, ledger: SyncLedger, sam
         while not patient.waits_for_memory:
             assert not finishing.done()
             await asyncio.sleep(0.02)
-        ledger.run(ops.beat("a"))  # signs of life are not refused
+        ledger.run(ops.beat("a", 1))  # signs of life are not refused
         batch = ledger.run(ops.claim(1, 0, 4)).items
         assert ledger.run(ops.train(1, 1, [c.sample_id for c in batch])) == "ok"
         assert await finishing == "ok"

@@ -175,7 +175,7 @@ async def observe(janitor: Janitor, clock: Clock, steps: int, each_s: float = 1.
 async def test_silent_owners_expire_and_outages_expire_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     beats = {"silent": 5, "alive": 1}
-    nobody = make_stats(in_flight_by_owner={})
+    nobody = make_stats(in_flight_by_owner={}, members={})
     ledger = FakeLedger(beats=beats, stats=nobody, expire=lambda *_: ExpireReply(["0000000001"], []))
     janitor = Janitor(ledger, 10.0, None)  # type: ignore[arg-type]
     janitor._observer._clock = lambda: clock.now
@@ -195,17 +195,30 @@ async def test_silent_owners_expire_and_outages_expire_nobody(monkeypatch: pytes
     assert expired == ["silent"]
 
 
-async def test_an_owner_that_never_beat_expires_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_owner_or_a_member_that_never_beat_expires_too(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    ledger = FakeLedger(
-        beats={}, stats=make_stats(in_flight_by_owner={"mute": 2}), expire=lambda *_: ExpireReply([], [])
-    )
+    stats = make_stats(in_flight_by_owner={"mute": 2}, members={"idle": 3})
+    ledger = FakeLedger(beats={}, stats=stats, expire=lambda *_: ExpireReply([], []))
     janitor = Janitor(ledger, 3.0, None)  # type: ignore[arg-type]
     janitor._observer._clock = lambda: clock.now
     await observe(janitor, clock, 3)
     assert janitor.expired_owners == 0
     await observe(janitor, clock, 1)
-    assert janitor.expired_owners == 1
+    assert janitor.expired_owners == 2
+
+
+async def test_who_has_beaten_since_the_reading_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    ledger = FakeLedger(
+        beats={"late": 4},
+        stats=make_stats(in_flight_by_owner={}, members={}),
+        expire=lambda *_: ExpireReply([], [], expired=False),
+    )
+    janitor = Janitor(ledger, 3.0, None)  # type: ignore[arg-type]
+    janitor._observer._clock = lambda: clock.now
+    await observe(janitor, clock, 4)
+    (asked,) = [args for script, args in ledger.calls if script == "expire"]
+    assert (asked[0], asked[2], janitor.expired_owners) == ("late", 4, 0)
 
 
 def manifest(folder: Path, name: str, content: Any) -> None:

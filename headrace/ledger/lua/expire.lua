@@ -1,5 +1,9 @@
--- owner, detail. Everything it owned leaves it; a repeat finds nothing to do.
-local owner, detail = ARGV[1], ARGV[2]
+-- owner, detail, count of the beat that was seen ('': any; -1: none). Everything it owned leaves it; a repeat finds
+-- nothing to do. One that has beaten since it was seen lives.
+local owner, detail, seen = ARGV[1], ARGV[2], ARGV[3]
+if seen ~= '' and seen ~= (string.match(call('HGET', key('beats'), owner) or '', '^%d+') or '-1') then
+  return { {}, {}, 0 }
+end
 local ids = call('SMEMBERS', key('owned:' .. owner))
 table.sort(ids)
 local limit = num('max_crashes')
@@ -25,4 +29,4 @@ for i = 1, #taken, 2 do
     call('ZADD', key('val:todo'), taken[i], taken[i])
   end
 end
-return { requeued, dead }
+return { requeued, dead, 1 }

@@ -3,9 +3,10 @@
 What this module guarantees:
 
 - An owner is expired only when its beat stood still over a whole lease of successful readings. A failed
-  reading starts the observation anew, so an outage of Redis expires nobody.
-- Work is never taken back because it is old. An owner that has work and never gave a sign of life is
-  watched like the others.
+  reading starts the observation anew, so an outage of Redis expires nobody. A beat between the reading and
+  the expiry saves it.
+- Work is never taken back because it is old. An owner that has work, or a member, that never gave a sign of
+  life is watched like the others.
 - A prompt is freed only when its sample is trained in every retained checkpoint, and never when the next
   trainer may start without one: whichever of them is resumed, nothing asks for that prompt.
 """
@@ -31,8 +32,6 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 HOLE_S = 5.0
 """A pause between two readings that is this long (the process was stopped) starts the observation anew."""
-NEVER = -1
-"""Stands for the beat counter of an owner without one; real counters start at 1."""
 TRIM_EVERY_S = 10.0
 MANIFESTS = "step_*/manifest.json"
 """Complete checkpoints only: one that is still being written has another name, and may never be completed."""
@@ -59,9 +58,10 @@ class Janitor:
         before, self._last_reading = self._last_reading, time.monotonic()
         if self._last_reading - before > HOLE_S:
             self._observer.reset()
-        silent = dict.fromkeys((await self._ledger.run(ops.stats())).in_flight_by_owner, NEVER)
-        for owner in self._observer.observe({**silent, **beats}):
-            await self._expire(owner)
+        stats = await self._ledger.run(ops.stats())
+        seen = {**dict.fromkeys([*stats.in_flight_by_owner, *stats.members], ops.NEVER_BEAT), **beats}
+        for owner in self._observer.observe(seen):
+            await self._expire(owner, seen[owner])
         if self._checkpoints is not None and time.monotonic() >= self._trim_due:
             await self._trim(self._checkpoints)
             self._trim_due = time.monotonic() + TRIM_EVERY_S
@@ -71,8 +71,10 @@ class Janitor:
         """What was seen before the outage says nothing about who lives now."""
         self._observer.reset()
 
-    async def _expire(self, owner: str) -> None:
-        reply = await self._ledger.run(ops.expire(owner, f"owner {owner} gave no sign of life"))
+    async def _expire(self, owner: str, seen: int) -> None:
+        reply = await self._ledger.run(ops.expire(owner, f"owner {owner} gave no sign of life", seen))
+        if not reply.expired:
+            return
         self.expired_owners += 1
         log.warning(
             "owner expired", extra={"owner": owner, "requeued": len(reply.requeued), "dead": len(reply.dead)}

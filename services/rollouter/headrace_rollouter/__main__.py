@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -32,15 +33,16 @@ from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
-from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused, SyncLedger
 from headrace.model_files import eos_token_ids
 from headrace.net import PortTaken, bound_socket
-from headrace.redis_connect import connect_async
+from headrace.redis_connect import connect, connect_async
 from headrace.reward import RewardError, build_scorer
 from headrace.startup import until_configured
 from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
 from headrace.trace import recorder
 from headrace_rollouter import metrics
+from headrace_rollouter.beats import Beats
 from headrace_rollouter.engine import Engine, EngineFailed
 from headrace_rollouter.environment_turns import environment_turns
 from headrace_rollouter.health import build_app, missing
@@ -50,6 +52,8 @@ from headrace_rollouter.work import Worker
 log = logging.getLogger("headrace.rollouter")
 
 EX_UNAVAILABLE, EX_SOFTWARE, EX_CONFIG = 69, 70, 78
+_END_S = 10.0
+"""What is left of a failed rollouter may take to end, before the process ends without it."""
 
 
 class Rollouter:
@@ -77,7 +81,13 @@ class Rollouter:
         )
         # An unreachable Redis shows before the engine loads.
         await until_configured(ledger, config)
-        await ledger.run(ops.beat(self.incarnation))
+        self.beats = Beats(
+            SyncLedger(connect(environment.redis_url(), config.ledger.lease_s / 3), config.name, retry_s=0.0),
+            self.incarnation,
+            config.ledger.lease_s,
+            config.redis.outage_timeout_s,
+        )
+        self.beats.start()
         stop_ids = eos_token_ids(Path(config.model.path))
         decode = _decoder(config, stop_ids)
         turns = environment_turns(config, stop_ids)
@@ -110,7 +120,10 @@ class Rollouter:
         parts = {
             "work": asyncio.create_task(self.worker.run()),
             "member": asyncio.create_task(self.member.run()),
-            "beat": asyncio.create_task(self._beat(ledger)),
+            "engine": asyncio.create_task(self.engine.watch()),
+            "beats": asyncio.create_task(self.beats.failed()),
+            "expired": asyncio.create_task(self._drop_what_expired(ledger)),
+            "telemetry": asyncio.create_task(self._tell(ledger)),
             "http": asyncio.create_task(server._serve(sockets=[listener])),
         }
         stopped = asyncio.create_task(stop.wait())
@@ -120,10 +133,15 @@ class Rollouter:
             await self._drain(ledger, parts)
         else:
             code = _report_failure(parts)
+            # Its lease must not go on because a part of it does not end.
+            last_resort = threading.Timer(_END_S, os._exit, (code,))
+            last_resort.daemon = True
+            last_resort.start()
         server.should_exit = True
         for task in parts.values():
             task.cancel()
         await asyncio.gather(*parts.values(), return_exceptions=True)
+        await asyncio.to_thread(self.beats.stop)
         await scorer.close()
         self.engine.shutdown()
         return code
@@ -138,6 +156,7 @@ class Rollouter:
             log.warning(
                 "drain unfinished; the lease will return the rest", extra={"left": self.worker.running}
             )
+        await asyncio.to_thread(self.beats.stop)
         await self.member.leave()
         await ledger.run(ops.expire(self.incarnation, "left"))
         with contextlib.suppress(redis.RedisError):
@@ -146,14 +165,21 @@ class Rollouter:
     def _missing(self) -> str:
         return missing(self.draining, self.member.connected, self.worker.version, self.committed)
 
-    async def _beat(self, ledger: AsyncLedger) -> None:
+    async def _drop_what_expired(self, ledger: AsyncLedger) -> None:
+        while True:
+            await self.beats.expired.wait()
+            self.beats.expired.clear()
+            await self.member.expired(ledger)
+
+    async def _tell(self, ledger: AsyncLedger) -> None:
+        """Metrics and telemetry of this process, as long as its event loop gets on."""
         target = self.worker.target_sequences
         metrics.TARGET.set(target)
         period = min(1.0, self.config.ledger.lease_s / 5)
         started = time.monotonic()
         usage = metrics.Usage()
         while True:
-            await ledger.run(ops.beat(self.incarnation))
+            self.beats.turned()
             if self.worker.version < 0:
                 stats = await ledger.run(ops.stats())
                 # Of a run that has completed nobody sends weights any more.

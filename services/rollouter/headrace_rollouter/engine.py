@@ -25,8 +25,15 @@ from headrace.wire import FinishReason, Segment, Trajectory, extend
 log = logging.getLogger("headrace.rollouter.engine")
 
 
+_LOOK_S = 0.5
+
+
 class EngineFailed(RuntimeError):
     """The engine process is gone or answers nonsense; this rollouter must start anew."""
+
+
+class NotPaused(RuntimeError):
+    """Weights were to be loaded into an engine that may be generating."""
 
 
 class Engine:
@@ -211,10 +218,13 @@ class Engine:
     async def load(self, manifest: pb.Manifest) -> tuple[str, float]:
         """Receive a full set of weights. Returns (digest of the bytes received, seconds of receiving).
 
-        Raises whatever the worker raised; the engine stays `dirty` until a load goes through.
+        Raises NotPaused, with nothing changed, or whatever the worker raised; then the engine stays `dirty`
+        until a load goes through.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
+        if not await self._llm.is_paused():
+            raise NotPaused("weights came for an engine that is not paused")
         self.dirty = True
         with self._exchange():
             await self._llm.start_weight_update()
@@ -253,6 +263,12 @@ class Engine:
         return float(np.abs(np.asarray(ours) - np.asarray(canary.log_probs)).max())
 
     # -- life ------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Returns never. Raises EngineFailed soon after the engine core has died; vLLM notices by itself."""
+        while not self._llm.errored:  # noqa: ASYNC110 - vLLM offers a flag, not an event
+            await asyncio.sleep(_LOOK_S)
+        raise EngineFailed("the engine core has died; its last lines in this log say why")
 
     async def check(self) -> None:
         """Raises EngineFailed when the engine does not answer.

@@ -18,6 +18,8 @@ import grpc
 from headrace import tls
 from headrace.config import RunConfig
 from headrace.environment import bearer
+from headrace.ledger import ops
+from headrace.ledger.client import AsyncLedger
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_rollouter import metrics
@@ -57,12 +59,15 @@ class Member:
         self._paused = True
         self._paused_ns = time.monotonic_ns()
         self._session = 0
+        self._turn = asyncio.Lock()
+        """Held while a command, or the news that this incarnation was expired, is dealt with."""
         self.connected = False
         self.left = asyncio.Event()
         """Set whenever a stream has ended."""
 
     async def run(self) -> None:
         """Keeps the stream up for ever. Raises Expelled or EngineFailed."""
+        await self._engine.pause()  # its hello says so
         delay = 0.2
         while True:
             try:
@@ -107,7 +112,8 @@ class Member:
                 )
                 continue
             self._term = command.term
-            await self._on(command)
+            async with self._turn:
+                await self._on(command)
 
     async def _outgoing(self) -> AsyncIterator[pb.MemberReport]:
         reports = self._reports
@@ -129,6 +135,13 @@ class Member:
                 await self._resume(command.resume)
             case "expelled":
                 raise Expelled(command.expelled.reason)
+
+    async def expired(self, ledger: AsyncLedger) -> None:
+        """This incarnation was expired: stop, and drop what is others' by now; the coordinator takes it in
+        again. Nothing to do when it has been faster, and this is a member with work of its own already."""
+        async with self._turn:
+            if self._incarnation not in (await ledger.run(ops.stats())).members:
+                await self._pause(pb.MemberPause(drop_work=True))
 
     async def _pause(self, pause: pb.MemberPause) -> None:
         if pause.drop_work:
