@@ -144,7 +144,7 @@ async def test_nobody_there_and_late_joiners(make: Make) -> None:
     unlucky.answers["load"] = lambda command: unlucky.failed(command, command.load.session)
     await unlucky.connect()
     (*_, expelled) = await unlucky.expect("welcome", "join", "load", "expelled")
-    assert expelled.reason == "catch-up failed"
+    assert expelled.reason == "catch-up failed: unlucky: it was unlucky"
     assert await unlucky.ended() is grpc.StatusCode.OK
     await trainer.expect("form", "send")
 
@@ -418,3 +418,31 @@ async def test_one_that_was_expired_while_it_lived_is_taken_in_between_rounds(ma
     for member in (a, b):
         (pause, *_) = await member.expect(*FIRST)
         assert not pause.drop_work, "a member keeps its work over a sync"
+
+
+async def test_one_that_was_expired_right_after_its_resume_is_paused_before_it_is_sent_weights(
+    make: Make,
+) -> None:
+    """It may be generating, though it has not said yet that it has resumed."""
+    c = await make()
+    a, b, trainer = await two(c, version=0)
+    b.silence("resume")
+    trainer.begin(1)
+    await a.expect(*REUSED)
+    await b.expect(*REUSED)
+    await trainer.expect("send", "committed", "canary")
+    assert c.stats().members == {"a": 1, "b": 1}
+    c.ledger.run(ops.expire("b", "as the janitor does"))
+    (pause, *_) = await b.expect("pause", "join", "load", "resume")
+    assert pause.drop_work
+    assert c.stats().members == {"a": 1, "b": 1}
+
+
+async def test_a_catch_up_that_takes_too_long_names_whom_it_waited_for(make: Make) -> None:
+    c = await make(sync={"transfer_timeout_s": 0.5})
+    trainer = await c.trainer()
+    await sync(trainer, 0, {})
+    late = await c.member("late")
+    late.silence("load")
+    (*_, expelled) = await late.expect("join", "load", "expelled")
+    assert expelled.reason == "did not load the weights within 0.5 s"

@@ -14,7 +14,8 @@ class MemberConnection:
     workers: int
     version: int
     paused: bool
-    """As it has said last. One that was expired while it ran, and is asked to pause, says so when it can."""
+    """It has said so, and was sent no resume since. One that was expired while it ran, and is asked to pause,
+    says so when it can."""
     outgoing: asyncio.Queue[pb.MemberCommand | None] = field(default_factory=asyncio.Queue)
     """None ends the stream."""
     tokens: int = 0

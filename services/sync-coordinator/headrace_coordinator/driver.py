@@ -208,7 +208,6 @@ class Driver:
             self.wake()
 
     def canary(self, connection: MemberConnection, report: pb.MemberResumed) -> None:
-        connection.paused = connection.asked_to_pause = False
         connection.version = report.version
         metrics.CANARY.reported(report.version, report.canary_max_abs_diff)
         self.connections.send_trainer(
@@ -328,7 +327,12 @@ class Driver:
         await self.transfers.run(session, self.round, self._manifest, self._admit, Timings())
         log.info(
             "catch-up ended",
-            extra={"member": name, "phase": str(session.phase), "seconds": time.monotonic() - began},
+            extra={
+                "member": name,
+                "phase": str(session.phase),
+                "seconds": round(time.monotonic() - began, 3),
+                **({"reason": session.why} if session.why else {}),
+            },
         )
         if session.phase is s.Phase.DONE and (connection := self.connections.members.get(name)):
             self._resume(connection)
@@ -405,6 +409,8 @@ class Driver:
         )
 
     def _resume(self, connection: MemberConnection) -> None:
+        # From here on it may be generating: it has to say that it has paused before it is sent anything.
+        connection.paused = connection.asked_to_pause = False
         connection.version = self.version
         resume = pb.Resume(version=self.version, canary=self._canary)
         self.connections.send(connection, pb.MemberCommand(resume=resume))

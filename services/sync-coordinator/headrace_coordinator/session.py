@@ -101,7 +101,9 @@ class TrainerLost:
 
 @dataclass(frozen=True)
 class Deadline:
-    """The deadline of the present phase has passed."""
+    """The deadline of the present phase, `after_s` seconds, has passed."""
+
+    after_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -238,11 +240,14 @@ class Session:
             self.why = f"{event.who}: {event.error}"
             return [] if self.waiting else self._settle()
         if isinstance(event, Lost | Left):
+            self.why = f"{event.who} went away"
             self.failed.add(event.who)
             self.waiting.discard(event.who)
             out = self._expire({event.who}, "went away during a sync")
             return out if self.waiting else out + self._settle()
         if isinstance(event, Deadline):
+            silent = f"{silent} within {event.after_s:g} s"
+            self.why = f"{', '.join(sorted(self.waiting))} {silent}"
             self.failed |= self.waiting
             out = self._expire(self.waiting - {TRAINER}, silent)
             self.waiting = set()
@@ -270,7 +275,7 @@ class Session:
             self.phase = Phase.COMMITTING
             return [*out, Commit(tuple(self.roster), self.trainer_digest)]
         if self.catch_up:
-            return self._expire(set(self.roster), "catch-up failed") + self._abandon(self.why)
+            return self._expire(set(self.roster), f"catch-up failed: {self.why}") + self._abandon(self.why)
         out = []
         if self.failed <= {TRAINER, *self.roster}:  # nobody had to go for it
             self.blameless += 1

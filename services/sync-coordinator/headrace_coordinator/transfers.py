@@ -105,7 +105,7 @@ class Transfers:
                 log.warning(
                     "deadline", extra={"phase": str(session.phase), "waiting": sorted(session.waiting)}
                 )
-                return s.Deadline()
+                return s.Deadline(limit)
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(self._events.get(), min(left, 1.0))
 
