@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 
 from tests.chaos import reward
-from tests.chaos.world import LEASE_S, ROLLOUTERS, World
+from tests.chaos.world import LEASE_S, ROLLOUTERS, World, is_alive
 
 Fault = Callable[[World, random.Random], str]
 LIMIT_S = 180.0
 OUTAGE_LIMIT_S = 40.0
+ENGINE_DEATH_S = 20.0
+"""What a rollouter has to end in once its engine core has died, on a loaded machine."""
 
 
 def _rollouter(world: World, rng: random.Random) -> tuple[str, int]:
@@ -40,6 +42,15 @@ def kill_rollouter(world: World, rng: random.Random) -> str:
     name, _ = _rollouter(world, rng)
     _kill(world, name)
     return f"kill -9 {name}"
+
+
+def kill_engine_core(world: World, rng: random.Random) -> str:
+    """The process that holds it must not live on: nobody else can give its work back."""
+    name, pid = _rollouter(world, rng)
+    world.signal(world.engine_core(pid).pid, signal.SIGKILL)
+    world.wait(f"the end of {name} after its engine core", lambda: not is_alive(pid), ENGINE_DEATH_S)
+    world.replaced(name, pid)
+    return f"kill -9 engine core of {name}"
 
 
 def kill_trainer_rank(world: World, rng: random.Random) -> str:
@@ -198,6 +209,7 @@ def at(moment: str, what: str = "kill") -> Fault:
 FAULTS: dict[str, Fault] = {
     "kill rollouter": kill_rollouter,
     "kill trainer rank": kill_trainer_rank,
+    "kill engine core": kill_engine_core,
     "lost replies": lose_replies,
     "kill coordinator": kill_service("coordinator"),
     "Valkey restart": restart_valkey,

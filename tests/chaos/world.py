@@ -123,6 +123,12 @@ class World:
         except psutil.Error:
             return []
 
+    def engine_core(self, rollouter: int) -> psutil.Process:
+        """vLLM's own process of the rollouter with this process id."""
+        children = psutil.Process(rollouter).children(recursive=True)
+        (core,) = [c for c in children if "EngineCore" in " ".join(c.cmdline())]
+        return core
+
     def stats(self) -> Stats:
         """Of the ledger, past the proxy."""
         with connect(self.valkey.url, timeout_s=10.0) as client:

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SEED = 3
 KINDS = [
     "lost replies",
+    "kill engine core",
     "Valkey restart",
     "freeze rollouter",
     "raising reward",
