@@ -13,7 +13,7 @@ import threading
 from datetime import timedelta
 
 from headrace import logs
-from headrace.early_stop import end_when_told
+from headrace.early_stop import end_when_interrupted, end_when_told
 
 log = logging.getLogger("headrace.rendezvous")
 
@@ -25,6 +25,7 @@ def main() -> None:
     args = parser.parse_args()
     logs.setup("rendezvous")
     end_when_told(0)
+    end_when_interrupted(0)
     from torch.distributed import TCPStore
 
     store = TCPStore(

@@ -78,9 +78,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; ends the process with the exit code."""
-    args = parse(argv)
     try:
-        code = _dispatch(args)
+        code = _dispatch(parse(argv))  # parsing imports the command, which takes a moment
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = EXIT_STOPPED

@@ -6,7 +6,7 @@
     starting   deadline, never ready before                run failed
     starting   deadline, was ready before                  killed, as an exit
     starting, ready   exit 0 of the service that completes the run   run completed
-    starting, ready   exit 78 (EX_CONFIG)                  run failed
+    starting, ready   exit that is final (`endings`)       run failed
     starting, ready   exit, restarts left                  backoff
     starting, ready   exit, no restarts left               run failed
     starting, ready   the service it is bound to ended     terminated; its exit is not counted
@@ -15,6 +15,8 @@
     leaving    exit, or killed at its deadline             forgotten; no exit of it is counted
 
 Where `run failed` stands, one that is not essential is given up instead, and the run goes on.
+
+A service says why it ends in a file that its environment names; the sentence goes wherever its exit is told.
 
 Guarantees: when a service is started again, nothing that its previous start left behind is alive; a
 signal of the terminal never reaches a service; nothing here blocks for longer than one readiness check,
@@ -33,13 +35,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.endings import EX_CONFIG, FINAL, REASON_FILE
 from headrace.runner.guardian import kill_marked
 from headrace.runner.spawn import Guard, marked_env, spawn
-
-EX_STOPPED = 75
-"""Exit code of a trainer that was told to stop and can be resumed (EX_TEMPFAIL)."""
-EX_CONFIG = 78
-"""Exit code of a service whose configuration is at fault: starting it again changes nothing."""
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 10.0
@@ -102,6 +100,8 @@ class Failed:
     service: str
     reason: str
     log: Path
+    told: bool = False
+    """The service itself has said why: its log adds nothing that has to be read first."""
 
 
 @dataclass
@@ -131,6 +131,17 @@ class Child:
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def reason_file(self) -> Path:
+        return self.service.log.with_suffix(".reason")
+
+    def reason(self) -> str:
+        """Why its last process ended, in its own words; empty when it said nothing."""
+        try:
+            return " ".join(self.reason_file.read_text().split())
+        except OSError:
+            return ""
 
 
 class Supervisor:
@@ -237,7 +248,9 @@ class Supervisor:
         child.starts += 1
         child.mark = f"{self.instance}/{child.name}/{child.starts}"
         try:
-            child.process = child.service.start(marked_env(child.service.env, child.mark))
+            child.reason_file.unlink(missing_ok=True)
+            env = {**child.service.env, REASON_FILE: str(child.reason_file)}
+            child.process = child.service.start(marked_env(env, child.mark))
         except (OSError, RuntimeError) as error:
             return Failed(child.name, f"{child.name} cannot be started: {error}", child.service.log)
         child.state = State.STARTING
@@ -276,9 +289,10 @@ class Supervisor:
         kill_marked(child.mark)
         if child.service.completes and code == 0:
             return Completed()
-        if code == EX_CONFIG:
-            reason = f"{child.name} exited with code {code}: its configuration is at fault"
-            return Failed(child.name, reason, child.service.log)
+        why = child.reason()
+        if code in FINAL:
+            blank = "its configuration is at fault" if code == EX_CONFIG else "it cannot go on"
+            return Failed(child.name, f"{child.name}: {why or blank}", child.service.log, told=bool(why))
         if child.recycling:
             child.state, child.due = State.BACKOFF, now
             return None
@@ -290,7 +304,9 @@ class Supervisor:
         how = describe_exit(child.name, code)
         if child.exits > self._max_restarts:
             times = "once" if child.exits == 1 else f"{child.exits} times"
-            return Failed(child.name, f"{how} ({times})", child.service.log)
+            reason = f"{child.name}: {why} (exit code {code}, {times})" if why else f"{how} ({times})"
+            return Failed(child.name, reason, child.service.log, told=bool(why))
+        how += f": {why}" if why else ""
         pause = min(BACKOFF_FIRST_S * 2 ** (child.exits - 1), BACKOFF_MAX_S)
         child.state, child.due = State.BACKOFF, now + pause
         self._note(

@@ -20,6 +20,7 @@ import redis
 from headrace import config_load
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
+from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import LedgerError, SyncLedger
@@ -30,7 +31,6 @@ from headrace.runner import summary as summaries
 from headrace.runner.layout import RunLayout, RunLock, write_json
 from headrace.runner.memory import MemoryRecord
 from headrace.runner.processes import (
-    EX_STOPPED,
     Completed,
     Failed,
     State,
@@ -249,9 +249,12 @@ class Session:
     def _fail(self, supervisor: Supervisor, failed: Failed) -> int:
         names = [name for name in supervisor.children if name != "valkey"]
         supervisor.stop(names, _FAIL_GRACE_S, hurry=lambda: self.signals.count >= 1)
-        self.display.note(f"{failed.reason}; the end of its log:")
-        for line in last_lines(failed.log, _LOG_LINES):
-            self.display.note(f"    {line}")
+        if failed.told:
+            self.display.note(f"{failed.reason}")
+        else:
+            self.display.note(f"{failed.reason}; the end of its log:")
+            for line in last_lines(failed.log, _LOG_LINES):
+                self.display.note(f"    {line}")
         self.display.note(f"the whole log: {failed.log}")
         return self._end("failed", failed.reason)
 

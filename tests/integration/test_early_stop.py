@@ -94,6 +94,21 @@ def test_while_it_waits_for_another_service(tmp_path: Path) -> None:
             run.close()
 
 
+def test_ctrl_c_while_it_waits_leaves_no_traceback(tmp_path: Path) -> None:
+    """As from the terminal of somebody who starts one service by hand."""
+    with start_valkey(tmp_path / "redis", "secret") as server:
+        run = Processes.make(tmp_path, server)
+        try:
+            run.start("coordinator", "secret")
+            process = run.running.pop("coordinator")
+            until(lambda: process.poll() is not None or server_has_clients(server.url), "it to ask Redis")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(15.0) == -signal.SIGINT, "a shell must see that it was interrupted"
+            assert run.log("coordinator") == ""
+        finally:
+            run.close()
+
+
 def server_has_clients(url: str) -> bool:
     """Others than the one that asks."""
     import redis

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runner import processes
+from headrace.endings import EX_BEYOND_REPAIR, EX_SOFTWARE, EX_STOPPED, REASON_FILE
 from headrace.runner.guardian import MARK, marked
 from headrace.runner.processes import (
     Completed,
@@ -64,6 +64,46 @@ def test_a_program_that_is_not_there_fails_the_run(bench: Bench) -> None:
     outcome = bench.outcome()
     assert isinstance(outcome, Failed)
     assert "gone cannot be started" in outcome.reason
+
+
+def says(reason: str, code: int) -> str:
+    """A service that leaves a sentence and exits."""
+    leave = f"import os; open(os.environ['{REASON_FILE}'], 'w').write({reason!r}); os._exit({code})"
+    return count_starts("starts") + leave
+
+
+def test_what_is_beyond_repair_ends_the_run_once_and_with_its_reason(bench: Bench) -> None:
+    bench.supervise(
+        bench.service("trainer", says("no group had\nany spread", EX_BEYOND_REPAIR)), max_restarts=9
+    )
+    outcome = bench.outcome()
+    assert isinstance(outcome, Failed)
+    assert (outcome.reason, outcome.told) == ("trainer: no group had any spread", True)
+    assert bench.path("starts").read_text() == "x"
+    assert bench.notes == []
+
+
+def test_what_a_service_says_is_told_at_each_restart_and_at_the_end(bench: Bench) -> None:
+    bench.supervise(bench.service("rollouter-0", says("the engine died", EX_SOFTWARE)), max_restarts=1)
+    outcome = bench.outcome()
+    assert isinstance(outcome, Failed)
+    assert outcome.reason == "rollouter-0: the engine died (exit code 70, 2 times)"
+    assert bench.notes[0].startswith("rollouter-0 exited with code 70: the engine died; restart 1 of 1")
+
+
+def test_the_reason_of_an_earlier_end_is_not_that_of_the_next(bench: Bench) -> None:
+    code = f"""
+        import os
+        if os.path.exists('second'):
+            os._exit(3)
+        open('second', 'w')
+        open(os.environ['{REASON_FILE}'], 'w').write('the engine died')
+        os._exit(70)
+    """
+    bench.supervise(bench.service("rollouter-0", code), max_restarts=1)
+    outcome = bench.outcome()
+    assert isinstance(outcome, Failed)
+    assert outcome.reason == "rollouter-0 exited with code 3 (2 times)"
 
 
 def test_later_stages_wait_for_earlier_ones(bench: Bench) -> None:
@@ -155,7 +195,7 @@ def test_stop_is_in_the_order_asked_for(bench: Bench) -> None:
     for name in reversed(names):
         assert supervisor.stop([name], grace_s=10.0) == []
     assert bench.path("order").read_text().split() == ["trainer", "queue", "valkey"]
-    assert supervisor.children["trainer"].exit_code == processes.EX_STOPPED
+    assert supervisor.children["trainer"].exit_code == EX_STOPPED
 
 
 DEAF = """

@@ -2,14 +2,13 @@
 
 Environment: HEADRACE_REDIS_URL (otherwise redis.url of the configuration), HEADRACE_REDIS_PASSWORD (where the
 URL has none), HEADRACE_RUN_DIR (where `eval.jsonl` is written and checkpoints are looked for; optional),
-HEADRACE_TOKEN (for requests that change something). Exit codes: 0 after SIGTERM or SIGINT, 69 Redis does
-not answer, 70 the ledger went back, 71 the port cannot be had, 78 configuration, data or server settings that
-cannot be used.
+HEADRACE_TOKEN (for requests that change something). Exit codes: 0 after SIGTERM or SIGINT, otherwise those of
+`headrace.endings`.
 """
 
 from __future__ import annotations
 
-from headrace.early_stop import end_when_told
+from headrace.early_stop import end_when_interrupted, end_when_told
 
 end_when_told(0)  # before the other imports, which take seconds
 
@@ -33,6 +32,7 @@ import uvicorn
 from headrace import config_load, environment, logs
 from headrace.config import RunConfig
 from headrace.data.rows import DataError
+from headrace.endings import EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE, say_why
 from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable, LoginRefused
 from headrace.memory import needed_bytes
 from headrace.net import PortTaken, bound_socket
@@ -46,7 +46,6 @@ from headrace_queue.validation import EvalFile, ValidationReporter
 
 log = logging.getLogger("headrace_queue")
 
-EXIT_PORT = 71
 LOOP_RETRY_S = 0.0
 """The loops see every failed call: the janitor must, and the others step again within a second anyway."""
 HTTP_RETRY_S = 1.0
@@ -72,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     arguments = parser.parse_args(argv)
     logs.setup("queue")
+    end_when_interrupted(0)
     try:
         config = config_load.load(arguments.config)
         # First of all: a port that is taken is told before anything else is done.
@@ -80,14 +80,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except Fatal as error:
         _leave(error, error.code)
     except PortTaken as error:
-        _leave(error, EXIT_PORT)
+        _leave(error, EX_OSERR)
     except (config_load.ConfigError, DataError, LoginRefused) as error:
-        _leave(error, startup.EXIT_CONFIG)
+        _leave(error, EX_CONFIG)
     except LedgerUnavailable as error:
-        _leave(error, startup.EXIT_UNAVAILABLE)
-    except Exception:  # the last resort of a process: logged, and it ends with 1
+        _leave(error, EX_UNAVAILABLE)
+    except Exception as error:  # the last resort of a process: logged, and it ends with 1
         log.exception("the service failed")
-        sys.exit(1)
+        say_why("queue", f"{type(error).__name__}: {error}")
+        sys.exit(EX_FAILED)
     # The tokenizer's library may have imported torch, whose teardown takes seconds on a busy machine.
     # Everything that matters is in Redis or on disk by now.
     logging.shutdown()
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _leave(error: Exception, code: int) -> NoReturn:
-    log.error(str(error), extra={"exit_code": code})
+    say_why("queue", error)
     sys.exit(code)
 
 

@@ -19,15 +19,13 @@ from typing import Protocol
 
 import redis
 
+from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG
 from headrace.ledger.client import LedgerError, LedgerUnavailable, LoginRefused, passes
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Seconds between two tries during an outage."""
-
-EXIT_LEDGER_WENT_BACK = 70
-EXIT_LOGIN = 78
 
 _OUTAGE_ERRORS = (
     LedgerUnavailable,
@@ -89,7 +87,7 @@ def ledger_went_back(what: str) -> Fatal:
     return Fatal(
         f"the ledger went back: {what}. Redis lost acknowledged writes (no append-only file, or another "
         "server without the run's data). Bring its data back, or start a new run under another name.",
-        EXIT_LEDGER_WENT_BACK,
+        EX_BEYOND_REPAIR,
     )
 
 
@@ -102,7 +100,7 @@ async def run_loop(loop: Loop, pulse: Pulse, stop: asyncio.Event) -> None:
             if isinstance(error, LedgerError) and _NOT_CONFIGURED in str(error):
                 raise ledger_went_back("the run is no longer there") from error
             if isinstance(error, LoginRefused):
-                raise Fatal(str(error), EXIT_LOGIN) from None
+                raise Fatal(str(error), EX_CONFIG) from None
             if not is_outage(error):
                 raise
             loop.interrupted()

@@ -1,8 +1,8 @@
 """The start: everything that can be wrong is found here, before the first prompt is issued.
 
 The same start runs after a crash as on the first day; each step either changes nothing or leaves what is
-already there. Exit codes: `EXIT_CONFIG` for a configuration, data or server settings that cannot be used,
-`EXIT_UNAVAILABLE` for a Redis that does not answer.
+already there. Exit codes: `EX_CONFIG` for a configuration, data or server settings that cannot be used,
+`EX_UNAVAILABLE` for a Redis that does not answer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from headrace import redis_url, run_identity, tls
 from headrace.config import RunConfig
 from headrace.data import dataset
 from headrace.data.rows import Row
+from headrace.endings import EX_CONFIG, EX_UNAVAILABLE
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.memory import too_small
@@ -36,14 +37,12 @@ from headrace_queue.loops import Fatal
 
 log = logging.getLogger(__name__)
 
-EXIT_CONFIG = 78
-EXIT_UNAVAILABLE = 69
 VAL_CHUNK = 256
 _PROGRESS_EVERY_S = 5.0
 
 
 def config_problem(message: str) -> Fatal:
-    return Fatal(message, EXIT_CONFIG)
+    return Fatal(message, EX_CONFIG)
 
 
 # -- Redis --------------------------------------------------------------------------------------------
@@ -77,7 +76,7 @@ async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
                 raise Fatal(
                     f"Redis at {where} did not answer within {timeout_s:g} s ({error or 'no answer'}). "
                     "Start it, or correct redis.url or HEADRACE_REDIS_URL.",
-                    EXIT_UNAVAILABLE,
+                    EX_UNAVAILABLE,
                 ) from None
         await asyncio.sleep(0.1)
 

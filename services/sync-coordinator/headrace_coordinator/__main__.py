@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.early_stop import end_when_told
+from headrace.early_stop import end_when_interrupted, end_when_told
 
 end_when_told(0)  # before the other imports, which take seconds
 
@@ -26,12 +26,13 @@ from prometheus_client import start_http_server
 from headrace import environment, logs, tls
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
+from headrace.endings import EX_CONFIG, EX_FAILED, EX_UNAVAILABLE, say_why
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused
 from headrace.redis_connect import connect_async
 from headrace.startup import until_configured
 from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
-from headrace_coordinator.driver import Driver
+from headrace_coordinator.driver import Driver, Superseded
 from headrace_coordinator.login import watch_login
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.coordinator")
 
-EX_UNAVAILABLE, EX_CONFIG = 69, 78
 _AGAIN_S = 5.0
 _MAX_MESSAGE = 64 * 1024 * 1024  # a manifest names every tensor of the model
 
@@ -85,7 +85,7 @@ async def serve(args: argparse.Namespace) -> int:
     try:
         port = tls.listen(server, f"{args.host}:{args.port}")
     except RuntimeError as error:
-        print(f"headrace-coordinator: cannot listen on {args.host}:{args.port}: {error}", file=sys.stderr)
+        say_why("coordinator", f"cannot listen on {args.host}:{args.port}: {error}")
         return EX_CONFIG
     await driver.recover()  # with the port in hand: a second start by mistake must not fence the first
     if args.metrics_port:
@@ -146,17 +146,25 @@ def main() -> None:
     parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus port; 0 for none")
     args = parser.parse_args()
     logs.setup("coordinator")
+    end_when_interrupted(0)
     try:
         sys.exit(asyncio.run(serve(args)))
     except (ConfigError, tls.TlsError, environment.NoToken) as error:
-        print(error, file=sys.stderr)
+        say_why("coordinator", error)
         sys.exit(EX_CONFIG)
     except LedgerUnavailable as error:
-        print(f"headrace-coordinator: {error}", file=sys.stderr)
+        say_why("coordinator", error)
         sys.exit(EX_UNAVAILABLE)
     except LoginRefused as error:
-        print(f"headrace-coordinator: {error}", file=sys.stderr)
+        say_why("coordinator", error)
         sys.exit(EX_CONFIG)
+    except Superseded as error:
+        say_why("coordinator", error)
+        sys.exit(EX_FAILED)
+    except Exception as error:  # the last resort of a process: logged, and it starts anew
+        log.exception("the service failed")
+        say_why("coordinator", f"{type(error).__name__}: {error}")
+        sys.exit(EX_FAILED)
 
 
 if __name__ == "__main__":
