@@ -89,6 +89,24 @@ def test_who_waits_lives_and_who_is_frozen_is_found(run: Processes) -> None:
     assert {file.name for file in run.heartbeat.iterdir()} == {"launcher"}
 
 
+def test_ranks_that_wait_and_are_told_to_stop_leave_a_log_that_can_be_read(
+    tmp_path: Path, valkey: ValkeyServer
+) -> None:
+    """Before the trainer says that it is alone it has waited for ten seconds, its second rank for a word."""
+    run = Processes.make(tmp_path, valkey, ranks=2)
+    try:
+        run.up(OLD, *ALL)
+        until(lambda: "no rollouter takes part; waiting" in run.log("trainer"), "the trainer to wait")
+        assert [run.end(name) for name in reversed(ALL)] == [75, 0, 0, 0]
+    finally:
+        run.close()
+    for name in ALL:
+        log = run.log(name)
+        assert not [line for line in log.splitlines() if line.startswith(("[W", "[rank"))], log
+        assert "Traceback" not in log
+        assert '"traceback"' not in log
+
+
 def test_a_password_changes(run: Processes, tmp_path: Path, valkey: ValkeyServer) -> None:
     run.up(OLD, *ALL)
     trainer = run.running["trainer"]

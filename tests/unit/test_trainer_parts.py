@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from headrace.comm.store import serve_store
 from headrace.run_log_keys import PARTS, SYNC_ROW, problems
@@ -42,6 +47,42 @@ def test_the_server_serves_the_version_that_was_asked_for(ranks: Ranks) -> None:
         server.send(4, 1024)
     assert server.send(5, 1024)[0] != digest
     server.close()
+
+
+def test_a_follower_waits_for_a_word_and_not_for_a_clock() -> None:
+    """Each time-out of the store leaves two lines in the log, of every rank."""
+    waits: list[timedelta] = []
+
+    class Store(dist.HashStore):
+        def wait(self, keys: list[str], timeout: timedelta) -> None:
+            waits.append(timeout)
+
+        def get(self, key: str) -> bytes:
+            return b"stop"
+
+    store: Any = Store()
+    follower: Any = SimpleNamespace(_store=store, snapshot=None, failure=None)
+    WeightServer._follow(follower)
+    assert waits == [pytest.approx(timedelta(days=20), abs=timedelta(days=4))]
+    assert follower.failure is None
+
+
+def test_a_follower_has_heard_the_last_word_before_the_store_is_gone(
+    ranks: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a connection that breaks while it waits the store writes a page."""
+    snapshot = Snapshot(training(0).model, "float32", 1024, None)
+    store = serve_store("127.0.0.1")
+    second: Any = SimpleNamespace(is_first=False, rank=1)
+    theirs = dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    follower = WeightServer(snapshot, theirs, second)
+    first = WeightServer(snapshot, store, ranks)
+    first.dismiss()
+    del store, first
+    gc.collect()
+    follower.close()
+    follower.check()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_canary_belongs_to_the_version_it_reports(tmp_path: Path) -> None:

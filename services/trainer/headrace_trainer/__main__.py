@@ -2,13 +2,12 @@
 
 torchrun's rendezvous store lives in another process (HEADRACE_RDZV, host:port). With several nodes
 (`trainer.nnodes`) one of these runs on each, and the coordinator starts them together (HEADRACE_COORDINATOR).
-Exit codes: 0 run complete, 75 stopped in order and resumable, 69 Redis unreachable, 78 wrong configuration,
-1 failure.
+Exit codes: `headrace.endings`.
 """
 
 from __future__ import annotations
 
-from headrace.early_stop import end_when_told
+from headrace.early_stop import end_when_interrupted, end_when_told
 
 end_when_told(75)  # before the other imports, which take seconds
 
@@ -23,8 +22,7 @@ from pathlib import Path
 from headrace import logs, tls
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
-
-EX_CONFIG = 78
+from headrace.endings import EX_CONFIG, say_why
 
 
 def main() -> None:
@@ -48,17 +46,16 @@ def main() -> None:
     )
     args = parser.parse_args()
     logs.setup("trainer")
+    end_when_interrupted(75)
     try:
         config = load(args.config)
         bind(config.trainer.cpus, "trainer.cpus")
         tls.check()
     except (ConfigError, tls.TlsError) as error:
-        print(error, file=sys.stderr)
+        say_why("trainer", error)
         sys.exit(EX_CONFIG)
     if not args.rdzv:
-        print(
-            "headrace-trainer: give --rdzv or HEADRACE_RDZV, the host:port of the rendezvous", file=sys.stderr
-        )
+        say_why("trainer", "give --rdzv or HEADRACE_RDZV, the host:port of the rendezvous")
         sys.exit(EX_CONFIG)
     from headrace_trainer import heartbeat
     from headrace_trainer.launcher import Launcher

@@ -27,11 +27,25 @@ class Stopped(Exception):
 
 
 class ClaimFailed(RuntimeError):
-    """Another trainer has taken over, or no samples came in time."""
+    """No samples came in time, or the ledger does not take what this trainer says of them."""
+
+
+class Superseded(ClaimFailed):
+    """Another trainer has taken over."""
 
 
 class RefillExhausted(ClaimFailed):
     """Dynamic sampling dropped more groups than `max_num_gen_batches` allows."""
+
+
+def refused(what: str, verdict: str, lineage: int) -> ClaimFailed:
+    """The error for a request of this trainer that the ledger answers with `verdict`."""
+    if verdict == "fenced":
+        return Superseded(
+            f"another trainer has taken over: lineage {lineage} is no longer the newest, and the ledger "
+            f"refused {what}"
+        )
+    return ClaimFailed(f"the ledger refused {what}: {verdict}")
 
 
 @dataclass
@@ -62,6 +76,8 @@ class Batches:
         self._stopping = stopping
         self.in_order = config.rule.max_required == config.rule.window
         """Nothing waits from one window to the next: batches are sorted, so that runs can be repeated."""
+        self._alone = False
+        """No rollouter takes part, and that has been said."""
 
     def next(self, window: int) -> Batch | None:
         """The next R*M samples, or the last ones, or None at the end of data. All ranks together.
@@ -114,7 +130,7 @@ class Batches:
         if ids and self._ranks.is_first:
             verdict = self._ledger.run(ops.drop(self._lineage, ids, reason))
             if verdict != "ok":
-                raise ClaimFailed(f"the ledger refused to drop {len(ids)} samples ({reason}): {verdict}")
+                raise refused(f"to drop {len(ids)} samples ({reason})", verdict, self._lineage)
 
     def _check_refills(self, filtered: int, want: int) -> None:
         limit = self._config.algorithm.filter_groups.max_num_gen_batches
@@ -136,15 +152,23 @@ class Batches:
             # Rank 0 sees only its own node's stop, and only it would end the waiting.
             if self._ranks.largest(int(self._stopping())):
                 raise Stopped
+            self._say_alone(bool(told["nobody"]))
             if told["nobody"]:  # a state, not an error: somebody may scale up
-                log.info("no rollouter takes part; waiting")
                 deadline = time.monotonic() + self._config.trainer.claim_timeout_s
         status = str(told["status"])
         if status == "stopped":
             raise Stopped
         if status == "failed":
             raise ClaimFailed(told["why"])
+        if status == "superseded":
+            raise refused("the claim", "fenced", self._lineage)
         return [Claimed(*row) for row in told["items"]]
+
+    def _say_alone(self, alone: bool) -> None:
+        """Once for each change: this wait may last for days."""
+        if alone != self._alone and self._ranks.is_first:
+            log.info("no rollouter takes part; waiting" if alone else "a rollouter takes part again")
+        self._alone = alone
 
     def _claim_on_first(self, window: int, count: int, deadline: float) -> dict[str, object]:
         """`wait` now and then: the other ranks stand in a collective, which has a deadline of its own."""
@@ -152,7 +176,9 @@ class Batches:
         while True:
             reply = self._ledger.run(ops.claim(self._lineage, window, count))
             if reply.status is ClaimStatus.FENCED:
-                return {"status": "failed", "why": f"lineage {self._lineage} is no longer the newest"}
+                if self._ledger.run(ops.stats()).lineage != self._lineage:
+                    return {"status": "superseded"}
+                return {"status": "failed", "why": f"the ledger has no samples for window {window}"}
             if reply.status is not ClaimStatus.WAIT:
                 rows = [
                     [c.sample_id, c.eid, c.attempt, c.min_version, c.max_version, c.tokens, c.t_finished]

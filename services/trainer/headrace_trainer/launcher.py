@@ -22,14 +22,14 @@ from pathlib import Path
 
 from headrace import environment
 from headrace.config import RunConfig
+from headrace.endings import EX_CONFIG, EX_STOPPED, FINAL, say_why
 from headrace.net import interface_address
 from headrace.runner.guardian import MARK, kill_marked
-from headrace_trainer import heartbeat
+from headrace_trainer import heartbeat, verdict
 from headrace_trainer.launch_stream import LaunchRefused, LaunchStream
 
 log = logging.getLogger("headrace.trainer.launch")
 
-EX_CONFIG, EX_STOPPED = 78, 75
 EX_UNSAVED = 143
 """For the coordinator, of ranks ended before all could agree on a stop: the other nodes' must end."""
 STARTED = "started"
@@ -51,6 +51,8 @@ class Launcher:
         self._child: subprocess.Popen[bytes] | None = None
         self._folder = state
         self._stops = 0
+        self._reason = ""
+        """Why the last ranks failed, as they say."""
         self._heart = heart
 
     def run(self) -> int:
@@ -64,7 +66,7 @@ class Launcher:
             try:
                 code = self._launches()
             except LaunchRefused as error:
-                print(f"headrace-trainer: {error}", file=sys.stderr)
+                say_why("trainer", error)
                 return EX_CONFIG
         if code == EX_UNSAVED:
             return EX_STOPPED
@@ -72,6 +74,8 @@ class Launcher:
             log.info("completed; waiting to be stopped")
             while not self._stops:
                 heartbeat.sleep(_POLL_S)  # a signal interrupts it
+        if code not in (0, EX_STOPPED):
+            say_why("trainer", self._reason or f"the ranks ended with code {code}")
         return code
 
     def _launches(self) -> int:
@@ -92,14 +96,15 @@ class Launcher:
             if code is None:
                 log.warning("launch is over", extra={"reason": stream.over})
                 continue
-            if code in (0, EX_CONFIG) or self._stops:
+            if code == 0 or code in FINAL or self._stops:
                 return code
             if code == EX_STOPPED:  # another node was told to stop; its successor will come
                 continue
             failures = 1 if time.monotonic() - began >= FORGIVEN_AFTER_S else failures + 1
             if failures > self._config.services.max_restarts:
                 return code
-            log.warning("ranks ended", extra={"code": code, "failures": failures})
+            why = {"code": code, "reason": self._reason, "failures": failures}
+            log.warning("ranks ended", extra=why)
 
     def _ranks(self, launch: str, stream: LaunchStream | None) -> int | None:
         """One torchrun; its exit code, or None when it was ended because the launch is over."""
@@ -112,6 +117,7 @@ class Launcher:
         self._child = subprocess.Popen(
             _command(self._config, self._args, launch, self._folder, self._heart.directory),
             env={**os.environ, MARK: mark},
+            start_new_session=True,  # a Ctrl-C of the terminal is for this process, which passes it on
             preexec_fn=_die_with_parent,
         )
         try:
@@ -128,8 +134,9 @@ class Launcher:
             self._child.wait()
             self._child = None
             self._heart.ranks_ended()
-        told = self._folder / "exit_code"
-        return int(told.read_text()) if told.exists() else code
+        told = verdict.find(self._folder)
+        self._reason = told.reason if told is not None else ""
+        return told.code if told is not None else code
 
     def _stop(self, number: int, _: object) -> None:
         self._stops += 1
@@ -155,7 +162,7 @@ def _command(config: RunConfig, args: argparse.Namespace, launch: str, state: Pa
     """torchrun for this node. The store is somebody else's: it must survive us."""
     host = args.rdzv.rsplit(":", 1)[0]
     return [
-        sys.executable, "-m", "torch.distributed.run",
+        sys.executable, "-m", "headrace_trainer.torchrun", str(state),
         f"--nnodes={config.trainer.nnodes}", f"--nproc-per-node={config.trainer.n_gpus_per_node}",
         "--rdzv-backend=c10d", f"--rdzv-endpoint={args.rdzv}",
         "--rdzv-conf=is_host=0,timeout=600", f"--rdzv-id={launch}",

@@ -18,6 +18,7 @@ from headrace import environment
 from headrace.comm import nccl_version
 from headrace.comm.store import serve_store
 from headrace.config import RunConfig
+from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.net import interface_address
@@ -29,7 +30,7 @@ from headrace.weights.checkpoint_format import check_names
 from headrace.weights.layout import units_to_pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer import heartbeat
-from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped
+from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped, refused
 from headrace_trainer.checkpoint import Checkpoints, Progress
 from headrace_trainer.launcher import STARTED
 from headrace_trainer.learner import Learned, Learner
@@ -43,12 +44,15 @@ from headrace_trainer.window_rule import WindowRule
 
 log = logging.getLogger("headrace.trainer")
 
-EX_STOPPED = 75
 _CANARY_TOKENS = 48
 
 
 class NotFinite(RuntimeError):
     """Nothing of several local updates in a row was finite."""
+
+
+class NothingTrained(RuntimeError):
+    """The data ended, and no sample was fit to be trained."""
 
 
 class Trainer:
@@ -91,7 +95,7 @@ class Trainer:
     # -- start -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Recover from the newest checkpoint, fence older trainers, bring every engine to our weights."""
+        """Recover from the newest checkpoint, fence older trainers, be ready to serve our weights."""
         if self.ranks.is_first:
             names = [t.name for unit in self.snapshot.units for t in unit.tensors]
             check_names(Path(self.config.model.path), names)
@@ -125,9 +129,6 @@ class Trainer:
             )
         gc.collect()
         gc.freeze()  # what is loaded stays: full collections need not walk it
-        self.begin_sync(final=False)
-        self.finish_sync()
-        self._stop_file.with_name(STARTED).touch()
 
     def _recover(self) -> None:
         """From the newest checkpoint that can be read. Raises ValueError when there are some and none can."""
@@ -182,14 +183,20 @@ class Trainer:
     def run(self) -> int:
         self.start()
         try:
+            self.begin_sync(final=False)
+            self.finish_sync()
+            self._stop_file.with_name(STARTED).touch()
             while (batch := self._next()) is not None:
                 self.train(batch)
+            if not self.progress.step:
+                raise NothingTrained(self._why_nothing())
+            self.finish()
         except Stopped:
             self.stop()
             return EX_STOPPED
-        if not self.progress.step:
-            raise ClaimFailed(self._why_nothing())
-        self.finish()
+        except Exception:
+            self.server.dismiss()
+            raise
         return 0
 
     def _why_nothing(self) -> str:
@@ -242,7 +249,7 @@ class Trainer:
         if self.ranks.is_first:
             verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
             if verdict != "ok":
-                raise ClaimFailed(f"the ledger refused the acknowledgement of step {p.step}: {verdict}")
+                raise refused(f"the acknowledgement of step {p.step}", verdict, p.lineage)
             if self.trained_log is not None:
                 self.trained_log.trained(p.lineage, p.step, ids)
         self._keep_canary(batch)

@@ -23,8 +23,11 @@ from headrace_trainer.ranks import Ranks
 
 log = logging.getLogger("headrace.trainer.weights")
 
-_POLL = timedelta(seconds=5)
+_UNTIL_TOLD = timedelta(days=20)
+"""For a wait that the next word ends, or rank 0's end, which closes the connection. Each time-out would leave
+two lines of the store in the log, and poll(2) knows none longer than 24 days."""
 _TURN_S = 5.0
+_DISMISS_S = 1.0
 
 
 class MovedOn(CommunicatorError):
@@ -43,7 +46,6 @@ class WeightServer:
         """Policy version of the snapshot."""
         self._comm: Communicator | None = None
         self._lock = threading.Lock()  # held while the snapshot is read (rank 0) or written
-        self._stop = threading.Event()
         self.failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         if not ranks.is_first:
@@ -71,34 +73,45 @@ class WeightServer:
             raise RuntimeError(f"weight server of rank {self._ranks.rank} failed") from self.failure
 
     def close(self) -> None:
-        self._stop.set()
         if self._ranks.is_first:
-            self._say("stop")
+            self.dismiss()
             self._drop_group()
         elif self._thread is not None:
-            self._thread.join(timeout=_POLL.total_seconds() + 5)
+            self._thread.join(timeout=2 * _TURN_S)
 
     # -- followers -------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         heard = 0
         try:
-            while not self._stop.is_set():
+            while True:
                 key = f"command/{heard}"
                 try:
-                    self._store.wait([key], _POLL)
-                except RuntimeError:  # nothing said within the poll interval
+                    self._store.wait([key], _UNTIL_TOLD)
+                except dist.DistStoreError:  # nothing said for so long
                     continue
                 heard += 1
                 if self._store.get(key) == b"stop":
                     return
                 for _ in self.snapshot.gather():
                     pass
+        except dist.DistNetworkError as error:  # rank 0 is gone; the launch is over with it
+            self.failure = error
         except BaseException as error:  # kept for `check`: the training loop raises it
             log.exception("weight server failed")
             self.failure = error
 
     # -- rank 0 ----------------------------------------------------------------------------------
+
+    def dismiss(self) -> None:
+        """The followers' last word. Whoever fails says it, too: else each of them finds a broken connection,
+        of which the store writes a page. Not within a transfer: then they gather and do not listen."""
+        if self._ranks.is_first and self._lock.acquire(timeout=_DISMISS_S):
+            try:
+                self._say("stop")
+                self._store.get(f"command/{self._issued - 1}")  # it is there, before this process ends
+            finally:
+                self._lock.release()
 
     def _say(self, word: str) -> None:
         self._store.set(f"command/{self._issued}", word)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import sys
@@ -15,18 +14,18 @@ from prometheus_client import REGISTRY, start_http_server
 from headrace import environment, logs
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config_load import ConfigError, load
+from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED, EX_UNAVAILABLE
 from headrace.ledger.client import AdoptError, LedgerUnavailable, LoginRefused
 from headrace.runner.in_cluster import leave_config
-from headrace_trainer import heartbeat, metrics
-from headrace_trainer.batch import ClaimFailed
+from headrace_trainer import heartbeat, metrics, verdict
+from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
 from headrace_trainer.checkpoint import SaveFailed
-from headrace_trainer.loop import EX_STOPPED, NotFinite, Trainer, sync_limit_s
+from headrace_trainer.loop import NotFinite, NothingTrained, Trainer, sync_limit_s
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.sync_client import SyncFailed
+from headrace_trainer.verdict import Verdict
 
 log = logging.getLogger("headrace.trainer")
-
-EX_UNAVAILABLE, EX_CONFIG = 69, 78
 
 
 def main() -> None:
@@ -42,47 +41,56 @@ def main() -> None:
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         heartbeat.begin(heartbeat.rank_file(args.heartbeat, rank))
         metrics.show_heartbeat(args.heartbeat)
-    code = 1
     try:
-        config = load(args.config)
-        nccl_version(config.sync.transport)  # a missing NCCL shows before the model loads
-        torch.set_num_threads(config.trainer.omp_threads)
-        # Ranks wait for each other while rank 0 waits for samples or for a commit.
-        longest = max(config.trainer.claim_timeout_s, sync_limit_s(config)) + 300.0
-        longest += config.redis.outage_timeout_s
-        ranks = Ranks(config.trainer.device, longest)
-        if args.port and os.environ.get("LOCAL_RANK", "0") == "0":  # one per node
-            shown = REGISTRY if ranks.is_first else metrics.process_only()
-            start_http_server(args.port, args.host or config.services.host, registry=shown)
-        run_dir = environment.run_dir()
-        if ranks.is_first:
-            leave_config(config, args.config, run_dir)
-        code = Trainer(config, ranks, run_dir, args.state / "stop").run()
-        ranks.close()
-    except (ConfigError, AdoptError, CommunicatorError, ValueError) as error:
-        log.error("cannot run", exc_info=error)
-        print(f"headrace-trainer: {error}", file=sys.stderr)
-        code = EX_CONFIG
-    except LoginRefused as error:
-        print(f"headrace-trainer: {error}", file=sys.stderr)
-        code = EX_CONFIG
-    except LedgerUnavailable as error:
-        print(f"headrace-trainer: {error}", file=sys.stderr)
-        code = EX_UNAVAILABLE
-    except (ClaimFailed, SyncFailed, SaveFailed, NotFinite) as error:
-        print(f"headrace-trainer: {error}", file=sys.stderr)
-        code = 1
-    except Exception:  # any other failure ends the rank at once; torchrun ends the rest
-        log.exception("rank failed")
-    if code:
-        # torchrun turns every failure into 1; the launcher reads the real one here.
-        # The first to fail knows why; the others only see their peer vanish.
-        with contextlib.suppress(FileExistsError), (args.state / "exit_code").open("x") as told:
-            told.write(str(code))
+        ended = Verdict(run(args))
+    except Exception as error:  # the last resort of a rank: torchrun ends the others
+        code = exit_code(error)
+        ended = Verdict(code or EX_FAILED, str(error) if code else f"{type(error).__name__}: {error}")
+        if not verdict.leave(args.state, ended):  # all fail alike, or this one has lost those that did
+            log.info("ends with the others", extra={"reason": ended.reason})
+        else:
+            known = code is not None and type(error) is not ValueError
+            log.error("cannot go on", exc_info=None if known else error, extra={"reason": ended.reason})
+    if ended.code == EX_STOPPED:
+        verdict.leave(args.state, ended)
     sys.stderr.flush()
-    if code not in (0, EX_STOPPED):
+    if ended.code not in (0, EX_STOPPED):
         os._exit(1)  # other threads may be inside a collective that never ends
     sys.exit(0)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The rank's whole life; its exit code when it ends in order."""
+    config = load(args.config)
+    nccl_version(config.sync.transport)  # a missing NCCL shows before the model loads
+    torch.set_num_threads(config.trainer.omp_threads)
+    # Ranks wait for each other while rank 0 waits for samples or for a commit.
+    longest = max(config.trainer.claim_timeout_s, sync_limit_s(config)) + 300.0
+    longest += config.redis.outage_timeout_s
+    ranks = Ranks(config.trainer.device, longest)
+    if args.port and os.environ.get("LOCAL_RANK", "0") == "0":  # one per node
+        shown = REGISTRY if ranks.is_first else metrics.process_only()
+        start_http_server(args.port, args.host or config.services.host, registry=shown)
+    run_dir = environment.run_dir()
+    if ranks.is_first:
+        leave_config(config, args.config, run_dir)
+    code = Trainer(config, ranks, run_dir, args.state / "stop").run()
+    ranks.close()
+    return code
+
+
+def exit_code(error: Exception) -> int | None:
+    """Of an ending that is understood; None for any other. Where a restart could help it is not final."""
+    match error:
+        case ConfigError() | CommunicatorError() | LoginRefused() | ValueError():
+            return EX_CONFIG
+        case AdoptError() | Superseded() | RefillExhausted() | NothingTrained() | NotFinite():
+            return EX_BEYOND_REPAIR  # from the same checkpoint, with the same data, it would end here again
+        case LedgerUnavailable():
+            return EX_UNAVAILABLE
+        case ClaimFailed() | SyncFailed() | SaveFailed():
+            return EX_FAILED  # a new lineage brings every engine up to date; a disk may have room again
+    return None
 
 
 if __name__ == "__main__":
