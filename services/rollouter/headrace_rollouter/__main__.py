@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.early_stop import end_when_told
+from headrace.early_stop import end_when_interrupted, end_when_told
 
 end_when_told(0)  # before the other imports, which take seconds
 
@@ -31,6 +31,7 @@ from headrace.comm import CommunicatorError, nccl_version
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
+from headrace.endings import EX_CONFIG, EX_FAILED, EX_SOFTWARE, EX_UNAVAILABLE, say_why
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused, SyncLedger
@@ -51,9 +52,13 @@ from headrace_rollouter.work import Worker
 
 log = logging.getLogger("headrace.rollouter")
 
-EX_UNAVAILABLE, EX_SOFTWARE, EX_CONFIG = 69, 70, 78
 _END_S = 10.0
 """What is left of a failed rollouter may take to end, before the process ends without it."""
+_UNDERSTOOD = (EngineFailed, Expelled, LedgerUnavailable, LoginRefused)
+
+
+class PartFailed(RuntimeError):
+    """A part of the rollouter ended with an error that is nobody's but its own."""
 
 
 class Rollouter:
@@ -111,7 +116,14 @@ class Rollouter:
         )
         app = build_app(self.engine, lambda: self.member.connected, self._missing)
         server = uvicorn.Server(
-            uvicorn.Config(app, host=self.args.host, port=self.args.port, log_config=None, access_log=False)
+            uvicorn.Config(
+                app,
+                host=self.args.host,
+                port=self.args.port,
+                log_config=None,
+                access_log=False,
+                lifespan="off",  # there is nothing to begin or to end, and the end of its task is a traceback
+            )
         )
         server.install_signal_handlers = lambda: None
         stop = asyncio.Event()
@@ -128,13 +140,13 @@ class Rollouter:
         }
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({*parts.values(), stopped}, return_when=asyncio.FIRST_COMPLETED)
-        code = 0
+        failure: Exception | None = None
         if stop.is_set():
             await self._drain(ledger, parts)
         else:
-            code = _report_failure(parts)
+            failure = await self._failure(parts)
             # Its lease must not go on because a part of it does not end.
-            last_resort = threading.Timer(_END_S, os._exit, (code,))
+            last_resort = threading.Timer(_END_S, _end_now, (failure,))
             last_resort.daemon = True
             last_resort.start()
         server.should_exit = True
@@ -144,7 +156,9 @@ class Rollouter:
         await asyncio.to_thread(self.beats.stop)
         await scorer.close()
         self.engine.shutdown()
-        return code
+        if failure is not None:
+            raise failure
+        return 0
 
     async def _drain(self, ledger: AsyncLedger, parts: dict[str, asyncio.Task[Any]]) -> None:
         """Park interrupted groups, hand back the rest, leave, exit: inside the grace period."""
@@ -161,6 +175,20 @@ class Rollouter:
         await ledger.run(ops.expire(self.incarnation, "left"))
         with contextlib.suppress(redis.RedisError):
             await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
+
+    async def _failure(self, parts: dict[str, asyncio.Task[Any]]) -> Exception:
+        """What to end with when a part has ended: its error, or the engine's, which may lie behind it."""
+        failed = [(name, task.exception()) for name, task in parts.items() if task.done()]
+        for _, error in failed:
+            if isinstance(error, _UNDERSTOOD):
+                return error
+        try:
+            await self.engine.check()
+        except EngineFailed as dead:
+            return dead
+        name, error = failed[0]
+        log.error("part failed", exc_info=error, extra={"part": name})
+        return PartFailed(f"its part {name!r} failed: {error!r}")
 
     def _missing(self) -> str:
         return missing(self.draining, self.member.connected, self.worker.version, self.committed)
@@ -205,21 +233,9 @@ class Rollouter:
             await asyncio.sleep(period)
 
 
-def _report_failure(parts: dict[str, asyncio.Task[Any]]) -> int:
-    """Exit code for whichever part ended first; all of these mean: start anew."""
-    for name, task in parts.items():
-        if task.done() and (error := task.exception()) is not None:
-            if isinstance(error, Expelled):
-                log.error("expired", extra={"reason": str(error)})
-                return EX_SOFTWARE
-            if isinstance(error, LedgerUnavailable):
-                log.error("ledger unavailable", extra={"reason": str(error)})
-                return EX_UNAVAILABLE
-            if isinstance(error, LoginRefused):
-                log.error("login refused", extra={"reason": str(error)})
-                return EX_CONFIG
-            log.error("part failed", exc_info=error, extra={"part": name})
-    return EX_SOFTWARE
+def _end_now(failure: Exception) -> None:
+    say_why("rollouter", failure)
+    os._exit(EX_SOFTWARE)
 
 
 def _decoder(config: RunConfig, stop_ids: list[int]) -> Any:
@@ -257,6 +273,7 @@ def main() -> None:
     parser.add_argument("--replica", default="0", help="name of this replica, for logs")
     args = parser.parse_args()
     logs.setup(f"rollouter-{args.replica}")
+    end_when_interrupted(0)
     try:
         config = load(args.config)
         bind(config.rollout.cpus, "rollout.cpus")
@@ -269,14 +286,18 @@ def main() -> None:
         LoginRefused,
         ValueError,
     ) as error:
-        print(f"headrace-rollouter: {error}", file=sys.stderr)
+        say_why("rollouter", error)
         code = EX_CONFIG
     except LedgerUnavailable as error:
-        print(f"headrace-rollouter: {error}", file=sys.stderr)
+        say_why("rollouter", error)
         code = EX_UNAVAILABLE
-    except (EngineFailed, PortTaken) as error:
-        print(f"headrace-rollouter: {error}", file=sys.stderr)
+    except (EngineFailed, Expelled, PartFailed, PortTaken) as error:
+        say_why("rollouter", error)
         code = EX_SOFTWARE
+    except Exception as error:  # the last resort of a process: vLLM, which cannot load, say
+        log.exception("the rollouter failed")
+        say_why("rollouter", f"{type(error).__name__}: {error}")
+        code = EX_FAILED
     sys.exit(code)
 
 

@@ -134,7 +134,7 @@ class Member:
             case "resume":
                 await self._resume(command.resume)
             case "expelled":
-                raise Expelled(command.expelled.reason)
+                raise Expelled(f"the coordinator refuses this rollouter: {command.expelled.reason}")
 
     async def expired(self, ledger: AsyncLedger) -> None:
         """This incarnation was expired: stop, and drop what is others' by now; the coordinator takes it in

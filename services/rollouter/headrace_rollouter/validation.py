@@ -16,6 +16,7 @@ from headrace.trace import Lanes, Recorder
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import FinishReason, decode_prompt, empty_trajectory
 from headrace_rollouter.engine import Engine
+from headrace_rollouter.failures import UNDERSTOOD, Failures
 from headrace_rollouter.scoring import Scoring
 from headrace_rollouter.seeds import sampling_seed
 from headrace_rollouter.serving import Serving
@@ -39,6 +40,7 @@ class Validation:
         scoring: Scoring,
         owner: str,
         trace: Recorder,
+        failures: Failures,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -49,9 +51,8 @@ class Validation:
         self._owner = owner
         self._lanes = Lanes(trace, "validation")
         self._next_poll = 0.0
+        self._failures = failures
         self.tasks: set[asyncio.Task[None]] = set()
-        self.dead_engine: BaseException | None = None
-        """Found by a held-out prompt: the process must end."""
 
     def look_again(self) -> None:
         """A new version may have rows."""
@@ -79,7 +80,8 @@ class Validation:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("validation task failed", exc_info=error)
+            # Without engine or ledger the process must end; a row that nobody can answer must not end it.
+            self._failures.add("validation task failed", error, fatal=isinstance(error, UNDERSTOOD))
 
     async def _validate(self, version: int, row: int, payload: bytes) -> None:
         with self._lanes.slice("validate", row=row, version=version):
@@ -103,7 +105,7 @@ class Validation:
                 return  # a score never mixes versions; the round that closed this validation reports the rest
             reward, answer = await self._scoring.judge(prompt, t, task_seed)
         except Exception as error:  # user code, or a request that the engine refused
-            await self._check_engine()
+            await self._engine.check()  # a dead one is not the row's fault: raises
             log.warning("validation reward failed", extra={"row": row, "error": encodable(repr(error))})
             reward, answer = 0.0, ""
         await self._serving.trusted.wait()
@@ -116,11 +118,3 @@ class Validation:
             answer=encodable(answer)[:_ANSWER_CHARS],
         )
         await self._ledger.run(ops.val_finish(self._owner, version, row, result.SerializeToString()))
-
-    async def _check_engine(self) -> None:
-        """A dead engine is not the row's fault. Raises EngineFailed."""
-        try:
-            await self._engine.check()
-        except Exception as error:  # whatever it is, it is raised on; `Worker.run` ends the process with it
-            self.dead_engine = error
-            raise

@@ -22,6 +22,7 @@ from headrace.trace import Lanes, Recorder
 from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.environment_turns import EnvironmentTurns
+from headrace_rollouter.failures import Failures
 from headrace_rollouter.samples import Samples
 from headrace_rollouter.scoring import Scoring
 from headrace_rollouter.serving import Serving
@@ -62,15 +63,23 @@ class Worker:
         self._samples = Samples(
             config, ledger, engine, state, self._trajectories, self._scoring, owner, self._began_with
         )
+        self._failures = Failures(log)
         self._validation = Validation(
-            config, ledger, engine, state, self._trajectories, self._scoring, owner, self.trace
+            config,
+            ledger,
+            engine,
+            state,
+            self._trajectories,
+            self._scoring,
+            owner,
+            self.trace,
+            self._failures,
         )
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
         self._oldest: dict[Attempt, int] = {}
         """No token of the running sample is of an older version than this."""
         self.taking = False
         """A request for work is under way: what it brings belongs to the version before a pause."""
-        self._failure: BaseException | None = None
 
     # -- what the coordinator's stream calls -----------------------------------------------------
 
@@ -135,9 +144,8 @@ class Worker:
         all: the process must end then, so that the lease gives back what it owns.
         """
         while not self.draining:
-            failure = self._failure or self._validation.dead_engine
-            if failure is not None:
-                raise failure
+            if self._failures.fatal is not None:
+                raise self._failures.fatal
             if not self.serving.is_set():
                 with contextlib.suppress(TimeoutError):  # look at `draining` now and then
                     await asyncio.wait_for(self.serving.wait(), 0.2)
@@ -176,8 +184,7 @@ class Worker:
         self._tasks.pop(attempt, None)
         self._oldest.pop(attempt, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("sample task failed", exc_info=error, extra={"sample": attempt[0]})
-            self._failure = self._failure or error
+            self._failures.add("sample task failed", error, fatal=True, sample=attempt[0])
 
     def _began_with(self, item: Taken, oldest: int) -> None:
         self._oldest[item.sample_id, item.attempt] = oldest
