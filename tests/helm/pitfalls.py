@@ -262,6 +262,13 @@ def grace(objects: Sequence[Object]) -> Iterator[str]:
                 yield f"{pod.name}: is killed after {given} s, but may take {budget} s to stop in order"
 
 
+def last_words(objects: Sequence[Object]) -> Iterator[str]:
+    for pod in pods(objects):
+        for container in pod.containers:
+            if container.get("terminationMessagePolicy") != "FallbackToLogsOnError":
+                yield f"{pod.name}: `kubectl describe` does not say why {container['name']} has ended"
+
+
 def rolling(objects: Sequence[Object]) -> Iterator[str]:
     """One pod more than there are GPUs waits for ever."""
     for thing in of_kind(objects, "Deployment"):
@@ -380,6 +387,7 @@ CHECKS: tuple[Check, ...] = (
     quantities,
     writable_home,
     grace,
+    last_words,
     rolling,
     autoscaled,
     service_links,

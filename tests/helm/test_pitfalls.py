@@ -181,6 +181,11 @@ BROKEN: list[tuple[pitfalls.Check, Break, str]] = [
         "killed after 60 s",
     ),
     (pitfalls.grace, pod("trainer", lambda s: s.pop("terminationGracePeriodSeconds")), "killed after 30 s"),
+    (
+        pitfalls.last_words,
+        container("trainer", lambda c: c.pop("terminationMessagePolicy")),
+        "does not say why",
+    ),
     (pitfalls.rolling, deployment("rollouter", lambda s: s.pop("strategy")), "more than there is room for"),
     (pitfalls.autoscaled, deployment("rollouter", lambda s: s.update(replicas=3)), "both set its replicas"),
     (pitfalls.autoscaled, without("Deployment", "rollouter"), "no Deployment demo-rollouter"),

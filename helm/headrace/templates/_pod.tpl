@@ -243,6 +243,7 @@ rollouter's image alone. */}}
 - name: model
   image: {{ include "headrace.ourImage" (dict "root" .root "component" (ternary "rollouter" .component (ne $demo ""))) }}
   imagePullPolicy: {{ $v.image.pullPolicy }}
+  terminationMessagePolicy: FallbackToLogsOnError
   {{- if $demo }}
   command:
     - python3
