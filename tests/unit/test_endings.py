@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from headrace_trainer.loop import NotFinite, NothingTrained
 from headrace_trainer.sync_client import SyncFailed
 from headrace_trainer.verdict import Verdict
 from headrace_trainer.worker import exit_code
+from tests.unit.test_environment_work import Broken, Engine, Ledger, worker
 
 
 def test_the_last_line_and_the_file_say_why(
@@ -129,3 +131,17 @@ def test_a_mistake_shows_one_traceback_for_each_place(
     assert len([line for line in caplog.records if line.exc_info]) == 2
     assert len(caplog.records) == 2
     assert failures.fatal is None
+
+
+async def test_a_dead_engine_ends_many_held_out_rows_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Dead(Engine):
+        async def check(self) -> None:
+            raise EngineFailed("the engine does not answer")
+
+    made = worker(Ledger(held_out=True, rows=tuple(range(16))), Broken("step"))
+    made._validation._engine = Dead(made._state)  # type: ignore[assignment]
+    with pytest.raises(EngineFailed):
+        await asyncio.wait_for(made.run(), 10)
+    await asyncio.gather(*made._validation.tasks, return_exceptions=True)
+    (line,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert line.exc_info is None
