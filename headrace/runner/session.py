@@ -250,7 +250,7 @@ class Session:
         names = [name for name in supervisor.children if name != "valkey"]
         supervisor.stop(names, _FAIL_GRACE_S, hurry=lambda: self.signals.count >= 1)
         if failed.told:
-            self.display.note(f"{failed.reason}")
+            self.display.note(failed.reason)
         else:
             self.display.note(f"{failed.reason}; the end of its log:")
             for line in last_lines(failed.log, _LOG_LINES):

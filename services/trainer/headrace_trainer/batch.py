@@ -162,6 +162,7 @@ class Batches:
             raise ClaimFailed(told["why"])
         if status == "superseded":
             raise refused("the claim", "fenced", self._lineage)
+        self._say_alone(False)
         return [Claimed(*row) for row in told["items"]]
 
     def _say_alone(self, alone: bool) -> None:
