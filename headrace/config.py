@@ -48,7 +48,7 @@ class EngineConfig(Section):
     max_num_seqs: int = Field(128, gt=0)
     """Sequences the engine runs at once."""
     enforce_eager: bool = True
-    """Run without CUDA graphs; false is faster on GPUs."""
+    """Run without CUDA graphs and compilation; false is faster on GPUs. On CPU nothing is compiled."""
     omp_threads: int = Field(1, gt=0)
     """Threads of the CPU backend, per replica."""
 

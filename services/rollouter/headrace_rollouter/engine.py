@@ -76,6 +76,10 @@ class Engine:
         length = config.model.max_model_len or config.data.max_prompt_length + config.data.max_response_length
         options: dict[str, Any] = {}
         if current_platform.is_cpu():
+            # Small functions of vLLM's sampler and embedding are decorated with `torch.compile`, which is C++
+            # here. The processes that run the model inherit this and compile nothing, whatever
+            # `enforce_eager` says: no machine needs a compiler to generate. A value of the user's stays.
+            os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
             options["kv_cache_memory_bytes"] = e.kv_cache_memory_bytes
             # A prefill in pieces rewinds the generator of a seeded request, which CPU generators cannot: the
             # engine dies. It would happen at a resume, when everything that was frozen is prefilled at once.
