@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -88,7 +88,8 @@ def test_what_pip_installs_is_pinned_hashed_and_checked_at_the_end(service: str,
         if "install" in words and words[0] != "apt-get":
             assert "--no-deps" in words
             assert ("-r" in words) == ("--require-hashes" in words), words
-    assert "/locks/pip_check.py" in [words for words in ran if words[0] not in ("apt-get", "rm")][-1]
+    others = [words for words in ran if words[0] not in ("apt-get", "rm") and COMPILER_CHECK not in words]
+    assert "/locks/pip_check.py" in others[-1]
 
 
 def test_torch_and_vllm_are_those_of_the_cpu_environment() -> None:
@@ -151,21 +152,6 @@ def test_bases_are_arguments_so_that_a_digest_can_be_given(service: str) -> None
     assert set(bases) - own == {f"${{{name}}}" for name in given if name.endswith("_IMAGE")}
     assert given["PYTHON_IMAGE"] == "python:3.11-slim-bookworm"
     assert ("DEVICE" in given) == (service in BY_DEVICE)
-
-
-def test_make_images_gives_each_file_the_arguments_that_it_knows(tmp_path: Path) -> None:
-    """docker warns of others. A `docker` of our own writes down what it is called with."""
-    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "docker").chmod(0o755)
-    said = subprocess.run(
-        ["make", "-s", "images", "DEVICE=cpu", "TAG=1"],
-        cwd=ROOT, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True, text=True, timeout=60, check=True,
-    ).stdout  # fmt: skip
-    for service, line in zip(SERVICES, said.splitlines(), strict=True):
-        assert f"-f docker/Dockerfile.{service} " in line
-        given = re.findall(r"--build-arg (\w+)=", line)
-        assert given == ["DEVICE"] * (service in BY_DEVICE), line
 
 
 def test_a_change_of_another_lock_does_not_download_torch_again() -> None:
@@ -245,6 +231,39 @@ def test_what_is_copied_is_there(service: str, tmp_path: Path) -> None:
     ):
         assert (context / needed).exists()
     assert not (context / "tests").exists()
+
+
+COMPILER_CHECK = "/locks/compiler_check.py"
+
+
+@images
+def test_only_an_image_for_gpus_has_compilers_and_its_build_tries_them(service: str, device: str) -> None:
+    """Triton and Inductor call them there; on CPU nothing is compiled at run time."""
+    ran = commands(text_of(service), device)
+    checked = [command for command in ran if command.words == ["python3", COMPILER_CHECK]]
+    assert len(checked) == (device == "cuda")
+    assert all(command.files[COMPILER_CHECK] == "docker/compiler_check.py" for command in checked)
+    debian = {word for c in ran if c.words[:2] == ["apt-get", "install"] for word in c.words[2:]}
+    assert ("g++" in debian) == ((service, device) == ("trainer", "cuda")), "vLLM's own image brings it"
+    assert not {"build-essential", "gcc", "clang"} & debian
+
+
+@pytest.mark.parametrize(
+    ("present", "code"), [(("gcc", "g++", "as", "ld"), 0), (("gcc", "as", "ld"), 1), ((), 1)]
+)
+def test_the_compiler_check_fails_where_one_is_missing(
+    present: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    if present and not shutil.which("g++"):
+        pytest.skip("needs g++")
+    for name in present:
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = subprocess.run(
+        [sys.executable, DOCKER / "compiler_check.py"],
+        env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert ("install g++ and Python's headers in this image" in done.stderr) == bool(code)
 
 
 def test_queue_and_coordinator_come_without_torch() -> None:
