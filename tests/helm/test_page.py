@@ -9,6 +9,7 @@ import re
 import shlex
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from tests.helm import charts
 from tests.helm.cluster import cluster
 from tests.helm.objects import Object, pods, read
 from tests.helm.pod_security import violations
-from tests.helm.tools import ROOT, kubectl, run_helm
+from tests.helm.tools import ROOT, helm, kubectl, run_helm
 
 PAGE = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/kubernetes.md"))
 
@@ -52,7 +53,22 @@ def installed(line: str) -> list[Object]:
     if at is not None:
         del words[at : at + 2]
     words = [str(ROOT / word) if word.startswith("helm/") else word for word in words]
-    return read(run_helm("template", *words))
+    with tempfile.TemporaryDirectory() as folder:
+        for at, word in enumerate(words):
+            if published := re.fullmatch(r"oci://(.+)/charts/headrace", word):
+                # What the release publishes there, and what `helm pull --untar` leaves of it.
+                version = words[words.index("--version") + 1]
+                package(published[1], Path(folder))
+                words[at] = f"{folder}/headrace-{version}.tgz"
+                subprocess.run(["tar", "-xf", words[at], "-C", folder], check=True, timeout=60)
+        words = [f"{folder}/{word}" if word.startswith("headrace/") else word for word in words]
+        return read(run_helm("template", *words))
+
+
+def package(registry: str, folder: Path) -> None:
+    environ = {**os.environ, "HELM": str(helm())}
+    words = ["sh", "scripts/package_chart.sh", registry, folder]
+    subprocess.run(words, cwd=ROOT, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
 def docker_calls(make: str, folder: Path) -> list[list[str]]:
@@ -71,15 +87,18 @@ def of_page(page: str, program: str) -> list[str]:
 
 def test_what_the_readme_builds_is_pushed_and_pulled(tmp_path: Path) -> None:
     """Its lines fit together: image by image, registry and tag included."""
-    (make,), (install,) = of_page("README.md", "make images"), of_page("README.md", "helm install")
+    (make,) = of_page("README.md", "make images")
+    (install, published) = of_page("README.md", "helm install")
     assert make in of_page("docs/kubernetes.md", "make images")
     calls = docker_calls(make, tmp_path)
-    built = [call[call.index("-t") + 1] for call in calls if call[0] == "build"]
-    pushed = [call[1] for call in calls if call[0] == "push"]
+    built = [call[call.index("-t") + 1] for call in calls]
     pulled = {c["image"] for pod in pods(installed(install)) for c in pod.containers}
     assert len(built) == 4
-    assert pushed == built, "each of them"
+    assert all("--push" in call for call in calls), "each of them"
     assert {image for image in pulled if "/headrace/" in image} == set(built)
+    released = {c["image"] for pod in pods(installed(published)) for c in pod.containers}
+    ours = {image.replace("registry.example/", "ghcr.io/OWNER/") for image in built}
+    assert {image for image in released if "/headrace/" in image} == ours
 
 
 def test_the_demos_images_stay_on_this_machine(tmp_path: Path) -> None:
@@ -96,7 +115,7 @@ def test_the_demos_images_stay_on_this_machine(tmp_path: Path) -> None:
 def test_installations_wait_as_long_as_the_chart_says() -> None:
     """A model of many GPUs takes its time; what the notes say is what the pages show."""
     shown = [line for line in lines("helm install") if "examples/" in line]
-    assert len(shown) == 2
+    assert len(shown) == 4
     (timeout,) = re.findall(r"--wait --timeout (\w+)", charts.notes())
     assert all(f"--wait --timeout {timeout}" in line for line in shown)
 
