@@ -52,6 +52,11 @@ def run_dir() -> Path:
     return Path(_required("HEADRACE_RUN_DIR", "give the run's directory"))
 
 
+def run_dir_if_set() -> Path | None:
+    """The same; None where HEADRACE_RUN_DIR is not set."""
+    return run_dir() if os.environ.get("HEADRACE_RUN_DIR") else None
+
+
 def token() -> str:
     """HEADRACE_TOKEN. Empty turns authentication off, which only suits a loopback address.
 

@@ -24,6 +24,8 @@ _OVERHEAD = 1.3
 """Of the server: allocator, append-only buffers, streams."""
 _SERVER_BYTES = 16 * 2**20
 """An empty server with its clients."""
+TRACE_BYTES = 16 * 2**20
+"""Most that waits there of a timeline, in a cluster."""
 
 
 def largest_sample_bytes(config: RunConfig) -> int:
@@ -47,6 +49,7 @@ def needed_bytes(config: RunConfig) -> int:
         since_checkpoint = min(total, kept * rule.window)
     held = rule.max_required * largest_sample_bytes(config)
     held += (ahead + since_checkpoint) * prompt_bytes(config) + total * _RECORD_BYTES
+    held += TRACE_BYTES if config.trace.enable else 0
     return int(_OVERHEAD * held) + _SERVER_BYTES
 
 

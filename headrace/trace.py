@@ -1,15 +1,19 @@
 """A run's timeline: every process appends its events to `RUN_DIR/trace/<process>-<pid>.jsonl`.
 
-`headrace trace` merges the files for Perfetto; `headrace.trace_picture` draws a span of them. The guarantees:
+`headrace.trace_reading` reads them, `headrace trace` merges them for Perfetto, `headrace.trace_picture` draws
+a span of them. Who does not see the directory sends its events to one who does (`headrace.trace_relay`). The
+guarantees:
 
 - Recording never disturbs the run. A disk that is full or a directory that is gone ends the recording with
   one warning; nothing raises. A recorder without a directory does nothing.
 - A killed process loses what it was just writing: at most the last line, and slices that were still open.
 - Timestamps are nanoseconds since the epoch: the wall clock, read once per start, plus the monotonic clock
-  since. Processes of one machine line up, and a clock that is set during the run tears no timeline.
+  since. Processes of one machine line up, and a clock that is set during the run tears no timeline. Those of
+  several machines also record how far they are from one clock that all can ask (`headrace.trace_clock`).
 
 A file is JSON lines: `{"ph": "start", "process", "pid", "ts"}` opens each start of a process, then one event
-a line, written when it ends: `ph` is X (slice, with `dur`), i (instant) or C (counter, with `value`).
+a line, written when it ends: `ph` is X (slice, with `dur`), i (instant) or C (counter, with `value`); `clock`
+is a measurement of the common clock.
 """
 
 from __future__ import annotations
@@ -24,12 +28,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from headrace import environment
 from headrace.config import RunConfig
+
+if TYPE_CHECKING:
+    from headrace.trace_clock import Reading
 
 log = logging.getLogger("headrace.trace")
 
@@ -51,32 +57,44 @@ _OPEN = sys.maxsize
 """End of a lane's interval that has not ended."""
 
 
+class Sink(Protocol):
+    """Where lines go instead of a file."""
+
+    def write(self, line: bytes) -> None:
+        """All of it or nothing, at once."""
+
+
 class Recorder:
     """The events of one process. Any thread may record; a forked child records nothing.
 
     On one track slices must nest or follow each other: use `Lanes` for those that overlap.
     """
 
-    def __init__(self, run_dir: Path | None, process: str, *, max_events: int = MAX_EVENTS) -> None:
-        """`process` names the row of the timeline: the same over restarts, another one for every process
-        that lives at the same time, e.g. `trainer-0`. `max_events` bounds the file.
+    def __init__(self, where: Path | Sink | None, process: str, *, max_events: int = MAX_EVENTS) -> None:
+        """`where`: the run's directory, or what takes the lines. `process` names the row of the timeline: the
+        same over restarts, another one for every process that lives at the same time, e.g. `trainer-0`.
+        `max_events` bounds the file.
         """
         self.process = process
         self._left = max_events
         self._max_events = max_events
         self._pid = os.getpid()
-        self._offset = _wall_minus_monotonic()
+        self.offset_ns = _wall_minus_monotonic()
         # Reentrant: a signal handler may record while its own thread is recording.
         self._lock = threading.RLock()
         self._file = -1
-        if run_dir is not None:
-            self._path = run_dir / DIRECTORY / f"{process}-{self._pid}.jsonl"
+        self._sink: Sink | None = None
+        if isinstance(where, Path):
+            self._path = where / DIRECTORY / f"{process}-{self._pid}.jsonl"
             self._open()
+        elif where is not None:
+            self._sink = where
+            self._write(self._opening())
 
     @property
     def enabled(self) -> bool:
         """Whether events still go anywhere: spares a caller costly arguments."""
-        return self._file >= 0
+        return self._file >= 0 or self._sink is not None
 
     def slice(
         self, name: str, track: str = "main", **args: object
@@ -108,9 +126,15 @@ class Recorder:
         if self.enabled and math.isfinite(value):
             self._add("C", name, "", time.monotonic_ns(), {"value": value}, {})
 
+    def clock(self, reading: Reading) -> None:
+        """How far the common clock was from this one."""
+        line = {"ph": "clock", "ts": reading.ts, "ahead": reading.ahead, "within": reading.within}
+        self._add_line(line)
+
     def close(self) -> None:
-        """Stop recording. Not needed before the process ends: nothing is held back."""
+        """Stop recording. Not needed before the process ends: nothing is held back here."""
         with self._lock:
+            self._sink = None
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
@@ -118,15 +142,18 @@ class Recorder:
     # -- writing ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        began = time.monotonic_ns() + self._offset
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             if os.fstat(self._file).st_size:
                 self._write(b"\n")  # an earlier process of this number may have been cut short
-            self._write(_line({"ph": "start", "process": self.process, "pid": self._pid, "ts": began}))
+            self._write(self._opening())
         except OSError as error:
             self._give_up(error)
+
+    def _opening(self) -> bytes:
+        began = time.monotonic_ns() + self.offset_ns
+        return _line({"ph": "start", "process": self.process, "pid": self._pid, "ts": began})
 
     def _add(
         self,
@@ -137,16 +164,19 @@ class Recorder:
         fields: Mapping[str, object],
         args: Mapping[str, object],
     ) -> None:
-        if os.getpid() != self._pid:  # before the lock: another thread may have held it when this one forked
-            return
-        event: dict[str, object] = {"ph": ph, "name": name, "ts": monotonic_ns + self._offset, **fields}
+        event: dict[str, object] = {"ph": ph, "name": name, "ts": monotonic_ns + self.offset_ns, **fields}
         if track:
             event["track"] = track
         if args:
             event["args"] = args
+        self._add_line(event)
+
+    def _add_line(self, event: Mapping[str, object]) -> None:
+        if os.getpid() != self._pid:  # before the lock: another thread may have held it when this one forked
+            return
         line = _line(event)
         with self._lock:
-            if self._file < 0:
+            if not self.enabled:
                 return
             try:
                 if self._left <= 0:
@@ -159,11 +189,14 @@ class Recorder:
 
     def _write(self, line: bytes) -> None:
         """All of it, or OSError: a disk that runs full may take a part first."""
+        if self._sink is not None:
+            self._sink.write(line)
+            return
         while line:
             line = line[os.write(self._file, line) :]
 
     def _truncate(self) -> None:
-        now = time.monotonic_ns() + self._offset
+        now = time.monotonic_ns() + self.offset_ns
         args = {"max_events": self._max_events}
         self._write(_line({"ph": "i", "name": "truncated", "ts": now, "track": "main", "args": args}))
         self.close()
@@ -177,9 +210,20 @@ class Recorder:
 
 
 def recorder(config: RunConfig, process: str) -> Recorder:
-    """Of a service, into its run's directory (HEADRACE_RUN_DIR) where `trace.enable` asks for it."""
-    where = environment.run_dir() if config.trace.enable else None
-    return Recorder(where, process, max_events=config.trace.max_events)
+    """Of a service, where `trace.enable` asks for it: into its run's directory (HEADRACE_RUN_DIR); a process
+    that has none, as the pods of rollouters and coordinator, sends its events through Redis.
+    """
+    if not config.trace.enable:
+        return Recorder(None, process)
+    from headrace import trace_relay
+    from headrace.runner.layout import RunLayout
+
+    if (run_dir := environment.run_dir_if_set()) is None:
+        return trace_relay.relayed(environment.redis_url(), config.name, process, config.trace.max_events)
+    made = Recorder(run_dir, process, max_events=config.trace.max_events)
+    if RunLayout(run_dir).in_cluster:  # the others' clocks are those of other nodes
+        trace_relay.with_clock(made, environment.redis_url())
+    return made
 
 
 class Lanes:
@@ -279,111 +323,3 @@ def track_order(name: str) -> tuple[object, ...]:
     """Sort key of tracks: `main` first, then by name, numbers by value."""
     parts = (part for part in re.split(r"([0-9]+)", name) if part)
     return (name != "main", *((not p.isdecimal(), int(p) if p.isdecimal() else p) for p in parts))
-
-
-# -- reading -------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Event:
-    """One line. Times are nanoseconds, `ts` since the epoch; `value` is a counter's."""
-
-    ph: str
-    name: str
-    track: str
-    ts: int
-    dur: int = 0
-    value: float = 0.0
-    args: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def end(self) -> int:
-        return self.ts + self.dur
-
-
-@dataclass
-class Start:
-    """What one start of a process recorded."""
-
-    process: str
-    pid: int
-    ts: int
-    events: list[Event] = field(default_factory=list)
-
-    @property
-    def began(self) -> int:
-        """Slices measured elsewhere may have begun before the recorder."""
-        return min([self.ts, *(e.ts for e in self.events)])
-
-    @property
-    def ended(self) -> int:
-        return max([self.ts, *(e.end for e in self.events)])
-
-
-@dataclass
-class Trace:
-    """Every start of every process of a run, by the time it began, and how many lines cannot be read."""
-
-    starts: list[Start]
-    torn: int
-
-    @property
-    def began(self) -> int:
-        """When the first event began: zero of the merged timeline."""
-        return min(s.began for s in self.starts)
-
-
-class NothingRecorded(ValueError):
-    """The run has no events."""
-
-
-def read(run_dir: Path) -> Trace:
-    """What a run has recorded so far. Raises NothingRecorded, or OSError for a file that cannot be read."""
-    starts: list[Start] = []
-    torn = 0
-    for path in sorted((run_dir / DIRECTORY).glob("*.jsonl")):
-        found, bad = _read_file(path)
-        starts += found
-        torn += bad
-    if not any(s.events for s in starts):
-        raise NothingRecorded(
-            f"{run_dir / DIRECTORY}: nothing recorded; `trace.enable: true` in the configuration records it"
-        )
-    return Trace(sorted(starts, key=lambda s: s.ts), torn)
-
-
-def _read_file(path: Path) -> tuple[list[Start], int]:
-    """The starts in one file, and its unreadable lines."""
-    starts: list[Start] = []
-    torn = 0
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if row["ph"] == "start":
-                    starts.append(Start(str(row["process"]), int(row["pid"]), int(row["ts"])))
-                    continue
-                event = _event(row)
-            except (ValueError, TypeError, KeyError):
-                torn += 1
-                continue
-            if not starts:  # the opening line is what was lost
-                process, _, pid = path.stem.rpartition("-")
-                starts.append(Start(process or path.stem, int(pid) if pid.isdigit() else 0, event.ts))
-            starts[-1].events.append(event)
-    return starts, torn
-
-
-def _event(row: dict[str, Any]) -> Event:
-    """Raises KeyError, TypeError or ValueError for a line that is no event."""
-    ph, name, ts = str(row["ph"]), str(row["name"]), int(row["ts"])
-    match ph:
-        case "X":
-            return Event(ph, name, str(row["track"]), ts, int(row["dur"]), 0.0, dict(row.get("args", {})))
-        case "i":
-            return Event(ph, name, str(row["track"]), ts, 0, 0.0, dict(row.get("args", {})))
-        case "C":
-            return Event(ph, name, "", ts, value=float(row["value"]))
-    raise ValueError(f"unknown kind of event: {ph}")

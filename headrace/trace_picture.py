@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.trace import Event, NothingRecorded, Trace, kind_of, process_order, read, track_order
+from headrace.trace import kind_of, process_order, track_order
+from headrace.trace_reading import Event, NothingRecorded, Trace, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

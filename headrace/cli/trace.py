@@ -9,15 +9,17 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.runner.layout import find_run
-from headrace.trace import Event, NothingRecorded, Start, Trace, kind_of, process_order, read, track_order
+from headrace.trace import kind_of, process_order, track_order
+from headrace.trace_reading import Event, NothingRecorded, Start, Trace, read
 
 EXIT_USAGE = 2
 
+STDOUT = Path("-")
 _SHOWN_PROBLEMS = 5
 
 ChromeEvent = dict[str, Any]
@@ -33,7 +35,10 @@ DESCRIPTION = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="compressed when it ends in .gz (default: RUN/trace.json)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="compressed when it ends in .gz; - for standard output (default: RUN/trace.json)",
     )
 
 
@@ -53,25 +58,33 @@ def trace(name: str, runs_dir: Path, out: Path | None) -> int:
         print(f"headrace: {error}", file=sys.stderr)
         return EXIT_USAGE
     target = out or layout.root / "trace.json"
+    to_stdout = target == STDOUT
     if target.is_dir():
         print(f"headrace: {target}: is a directory; give a file with --out", file=sys.stderr)
         return EXIT_USAGE
     events = merge(found)
-    write(events, target)
+    if to_stdout:
+        write(events, sys.stdout)
+    else:
+        with gzip.open(target, "wt") if target.suffix == ".gz" else open(target, "w") as file:
+            write(events, file)
     for line in remarks(found, validate(events)):
         print(f"headrace: {line}", file=sys.stderr)
-    print(summary(found, target))
+    where = "the file" if to_stdout else str(target)
+    print(summary(found, where), file=sys.stderr if to_stdout else sys.stdout)
     return 0
 
 
-def summary(found: Trace, target: Path) -> str:
+def summary(found: Trace, target: str) -> str:
     """What was written, in one line."""
     events = sum(len(s.events) for s in found.starts)
     processes = len({s.process for s in found.starts})
     seconds = (max(s.ended for s in found.starts) - found.began) / 1e9
+    within = found.clocks_within
+    clocks = "" if within is None else f", their clocks aligned to {within / 1e6:.1f} ms,"
     return (
-        f"{events} events of {processes} process{'es' if processes > 1 else ''} over {seconds:.1f} s "
-        f"in {target}; open it at https://ui.perfetto.dev"
+        f"{events} events of {processes} process{'es' if processes > 1 else ''} over {seconds:.1f} s"
+        f"{clocks} in {target}; open it at https://ui.perfetto.dev"
     )
 
 
@@ -81,7 +94,17 @@ def remarks(found: Trace, problems: Sequence[str]) -> list[str]:
     if found.torn:
         what = "1 line was" if found.torn == 1 else f"{found.torn} lines were"
         out.append(f"{what} cut short and left out: a process was killed while it wrote, or is writing")
+    if found.holes:
+        what = "1 stretch" if found.holes == 1 else f"{found.holes} stretches"
+        out.append(
+            f"{what} of events never came: Redis had room for no more until the trainer's pod collected them"
+        )
     for start in found.starts:
+        dropped = sum(int(e.args.get("events", 0)) for e in start.events if e.name == "dropped")
+        if dropped:
+            out.append(
+                f"{start.process} (process {start.pid}) could not send {dropped} events to Redis in time"
+            )
         if start.events and start.events[-1].name == "truncated":
             limit = start.events[-1].args.get("max_events", len(start.events) - 1)
             out.append(f"{start.process} (process {start.pid}) stopped recording after {limit} events")
@@ -91,15 +114,13 @@ def remarks(found: Trace, problems: Sequence[str]) -> list[str]:
     return out
 
 
-def write(events: Iterable[ChromeEvent], target: Path) -> None:
-    """The merged file, an event a line; compressed when its name ends in .gz."""
-    opener = gzip.open if target.suffix == ".gz" else open
-    with opener(target, "wt", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-        for number, event in enumerate(events):
-            file.write(",\n" if number else "\n")
-            file.write(json.dumps(event))
-        file.write("\n]}\n")
+def write(events: Iterable[ChromeEvent], file: IO[str]) -> None:
+    """The merged file, an event a line."""
+    file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+    for number, event in enumerate(events):
+        file.write(",\n" if number else "\n")
+        file.write(json.dumps(event))
+    file.write("\n]}\n")
 
 
 # -- merging -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from headrace.config import RunConfig
 from headrace.config_load import load
 from headrace.run_log_keys import REWARD_TIME
 from headrace.staleness import Mode
-from headrace.trace import read
+from headrace.trace_reading import read
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.integration.test_algorithms_in_the_loop import COMMON, ROOT, demo_config, merged
 from tests.single_rank import single_rank

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import trace
+from headrace import trace_reading
 from headrace.cli.trace import merge, validate
-from headrace.trace import Event, Lanes, NothingRecorded, Recorder, Start, read
+from headrace.trace import Lanes, Recorder
+from headrace.trace_reading import Event, NothingRecorded, Start, read
 from tests.unit.trace_runs import S, command, run_directory, trace_file
 
 
@@ -98,7 +99,7 @@ def begun(process: str, pid: int, begin: int, end: int) -> Start:
 
 def test_starts_of_one_process_share_a_row() -> None:
     starts = [begun("trainer-0", 7, 0, 10), begun("trainer-0", 9, 10, 20), begun("queue", 8, 0, 20)]
-    events = merge(trace.Trace(starts, 0))
+    events = merge(trace_reading.Trace(starts, 0))
     assert validate(events) == []
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["trainer-0", "queue"]
     assert [e["ts"] for e in events if e["ph"] == "X"] == [0, 0, 0.01], "nanoseconds are kept"
@@ -106,7 +107,7 @@ def test_starts_of_one_process_share_a_row() -> None:
 
 
 def test_processes_that_live_at_the_same_time_do_not_share_a_row() -> None:
-    events = merge(trace.Trace([begun("worker", 7, 0, 10), begun("worker", 9, 5, 20)], 0))
+    events = merge(trace_reading.Trace([begun("worker", 7, 0, 10), begun("worker", 9, 5, 20)], 0))
     assert validate(events) == []
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == ["worker", "worker (process 9)"]
@@ -210,7 +211,7 @@ def test_what_the_picture_shows() -> None:
         piece("commit", "main", 5, 6),
         piece("round", "main", 4, 7, version=3), piece("round", "main", 8, 9, version=4),
     ])  # fmt: skip
-    found = trace.Trace([coordinator, rollouter, begun("trainer-0", 3, 0, 1)], 0)
+    found = trace_reading.Trace([coordinator, rollouter, begun("trainer-0", 3, 0, 1)], 0)
     assert picture.commits(found) == [(6.0, "v3")], "a round without a commit was abandoned"
     shown = picture.rows(found)
     assert [row.label for row in shown] == ["trainer-0", "rollouter-0", "coordinator"]

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from headrace import trace
 from headrace.cli.trace import merge, validate
-from headrace.trace import Lanes, Recorder, read
+from headrace.trace import Lanes, Recorder
+from headrace.trace_reading import read
 from tests.unit.trace_runs import S, command, run_directory, slices, trace_file
 
 

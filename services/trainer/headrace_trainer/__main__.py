@@ -17,12 +17,15 @@ import argparse
 import os
 import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from headrace import logs, tls
+from headrace import environment, logs, tls
+from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.endings import EX_CONFIG, say_why
+from headrace.runner.layout import RunLayout
 
 
 def main() -> None:
@@ -60,9 +63,19 @@ def main() -> None:
     from headrace_trainer import heartbeat
     from headrace_trainer.launcher import Launcher
 
-    with tempfile.TemporaryDirectory(prefix="headrace-trainer-") as state:
+    with _trace_of_others(config), tempfile.TemporaryDirectory(prefix="headrace-trainer-") as state:
         heart = heartbeat.Launch(args.heartbeat or Path(state) / "heartbeat")
         sys.exit(Launcher(config, args, Path(state), heart).run())
+
+
+def _trace_of_others(config: RunConfig) -> AbstractContextManager[None]:
+    """In a cluster the other pods' events come here. Not in a rank: they come also while there are none."""
+    run_dir = environment.run_dir_if_set()
+    if not config.trace.enable or run_dir is None or not RunLayout(run_dir).in_cluster:
+        return nullcontext()
+    from headrace.trace_relay import collecting
+
+    return collecting(environment.redis_url(), config.name, run_dir)
 
 
 if __name__ == "__main__":
