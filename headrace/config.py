@@ -19,6 +19,7 @@ from headrace.config_kubernetes import KubernetesConfig
 from headrace.config_problems import cross_field_problems
 from headrace.config_reading import DumpConfig, Tracker
 from headrace.config_reward import CustomRewardConfig, RewardConfig
+from headrace.gpu_arithmetic import Sharing, sharing
 from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
 
 
@@ -44,7 +45,8 @@ class EngineConfig(Section):
     kv_cache_memory_bytes: int = Field(256 * 1024 * 1024, gt=0)
     """KV cache on the CPU backend, bytes."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """Share of the GPU memory that the engine may use (CUDA)."""
+    """Share of the GPU memory that the engine may use (CUDA). With `mode: colocated_sync` the trainer, on the
+    same GPU, has what is left."""
     max_num_seqs: int = Field(128, gt=0)
     """Sequences the engine runs at once."""
     enforce_eager: bool = True
@@ -223,7 +225,8 @@ class TraceConfig(Section):
     """A timeline of the run for `headrace trace`."""
 
     enable: bool = False
-    """Every process records its phases and samples under `trace/` in the run's directory."""
+    """Every process records its phases and samples under `trace/` in the run's directory; in a cluster by way
+    of Redis where a pod does not mount it."""
     max_events: int = Field(500_000, gt=0)
     """Events that one process records at most."""
 
@@ -254,7 +257,8 @@ class RunConfig(Section):
     runs_dir: str = "runs"
     """The run lives in `runs_dir/name`."""
     mode: Literal["one_step_off", "colocated_sync"] | None = None
-    """The two modes that `async_training` alone does not express; unset: the mode follows from it."""
+    """The two modes that `async_training` alone does not express; unset: the mode follows from it. On GPUs
+    `colocated_sync` has trainer and engines on the same ones."""
     seed: int = Field(0, ge=0)
     """Seed of everything that is drawn: order of prompts, sampling, the demo's warm-up."""
     model: ModelConfig
@@ -300,6 +304,16 @@ class RunConfig(Section):
         """Whether the trainer waits for every sync round before it goes on: the modes that are defined by
         their boundaries."""
         return self.mode is not None
+
+    @property
+    def gpu_sharing(self) -> Sharing | None:
+        """How trainer and engines divide the GPUs that they share; None where each has its own."""
+        if self.mode != "colocated_sync" or self.trainer.device != "cuda":
+            return None
+        engine = self.rollout.engine
+        return sharing(
+            self.world_size, self.rollout.replicas, engine.tensor_parallel_size, engine.gpu_memory_utilization
+        )
 
     @property
     def recomputes_old(self) -> bool:

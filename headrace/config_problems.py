@@ -16,6 +16,7 @@ from headrace.algorithm_names import (
     algorithm_problems,
 )
 from headrace.config_reward import reward_problems
+from headrace.gpu_arithmetic import Sharing
 from headrace.memory import too_small
 from headrace.staleness import MODE_PARAMETERS
 
@@ -103,14 +104,38 @@ def _mode_problems(c: RunConfig) -> Iterator[str]:
                 f"mode: {c.mode} means async_training.{key} = {_yaml(value)}, found {_yaml(found)}: "
                 "leave the key out, or leave mode out"
             )
-    if c.mode == "colocated_sync" and c.trainer.device != "cpu":
-        yield (
-            "mode: colocated_sync is for comparison on one machine's cores: set trainer.device to cpu, or "
-            "leave mode out (trigger_parameter_sync_step 1 with staleness_threshold 0 alternates too)"
-        )
+    if (shared := c.gpu_sharing) is not None:
+        yield from _sharing_problems(c, shared)
     bound = [f"{key}.cpus" for key in ("trainer", "rollout") if getattr(c, key).cpus is not None]
     if c.mode == "colocated_sync" and bound:
         yield f"mode: colocated_sync gives every phase all cores: unset {' and '.join(bound)}"
+
+
+def _sharing_problems(c: RunConfig, shared: Sharing) -> Iterator[str]:
+    """Colocated sync on GPUs: trainer and engines are on the same ones."""
+    if c.sync.transport == "nccl":
+        yield (
+            "mode: colocated_sync puts a trainer's rank and an engine on one GPU, where NCCL takes no two "
+            "ranks: set sync.transport to gloo"
+        )
+    if not shared.fits:
+        yield (
+            f"mode: colocated_sync shares every GPU between the trainer and {shared.engines} "
+            f"{'engine' if shared.engines == 1 else 'engines'}, and "
+            f"rollout.engine.gpu_memory_utilization = {shared.engine_share:g} leaves the trainer no tenth of "
+            f"it: set it to {shared.largest_engine_share:g} or less, e.g. {_half(shared):g}"
+        )
+    engine = c.rollout.engine
+    if engine.tensor_parallel_size > c.trainer.n_gpus_per_node:
+        yield (
+            f"mode: colocated_sync has {c.trainer.n_gpus_per_node} GPUs on a node, and "
+            f"rollout.engine.tensor_parallel_size = {engine.tensor_parallel_size}: lower it"
+        )
+
+
+def _half(shared: Sharing) -> float:
+    """An engine's share when the trainer gets as much as all engines of a GPU."""
+    return int(100 * 0.5 / shared.engines) / 100
 
 
 def _yaml(value: object) -> str:

@@ -52,6 +52,40 @@ def nodes_needed(
     return trainer_nodes + -(-rest // per_node)
 
 
+CONTEXTS_SHARE = 0.05
+"""Of a GPU: what two processes on it need beside what they allocate (contexts, collectives), roughly."""
+LEAST_TRAINER_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Trainer and engines on the same GPUs, as in colocated sync: how the memory of one is divided."""
+
+    engines: int
+    """Most engines that have a part of one GPU."""
+    engine_share: float
+    """Of each of them: rollout.engine.gpu_memory_utilization."""
+
+    @property
+    def trainer_share(self) -> float:
+        """What is left for a rank; below 0 when the engines alone are too many."""
+        return 1.0 - CONTEXTS_SHARE - self.engines * self.engine_share
+
+    @property
+    def largest_engine_share(self) -> float:
+        """The largest share of an engine that leaves a rank LEAST_TRAINER_SHARE, in hundredths."""
+        return int(100 * (1.0 - CONTEXTS_SHARE - LEAST_TRAINER_SHARE) / self.engines + 1e-9) / 100
+
+    @property
+    def fits(self) -> bool:
+        return self.trainer_share >= LEAST_TRAINER_SHARE - 1e-9
+
+
+def sharing(ranks: int, replicas: int, tensor_parallel: int, engine_share: float) -> Sharing:
+    """Engines are spread evenly over the GPUs of `ranks`."""
+    return Sharing(max(1, -(-replicas * tensor_parallel // ranks)), engine_share)
+
+
 @dataclass(frozen=True)
 class Gpus:
     """What a run asks a cluster for."""
@@ -60,10 +94,12 @@ class Gpus:
     rollout: int
     per_node: int
     nodes: int
+    shared: bool = False
+    """Whether the engines are on the trainer's GPUs."""
 
     @property
     def total(self) -> int:
-        return self.trainer + self.rollout
+        return self.trainer if self.shared else self.trainer + self.rollout
 
     @property
     def idle(self) -> int:
@@ -72,14 +108,22 @@ class Gpus:
 
 
 def gpus(
-    trainer_nodes: int, trainer_gpus: int, replicas: int, tensor_parallel: int, gpus_per_node: int
+    trainer_nodes: int,
+    trainer_gpus: int,
+    replicas: int,
+    tensor_parallel: int,
+    gpus_per_node: int,
+    *,
+    shared: bool = False,
 ) -> Gpus:
-    """Raises ValueError as `nodes_needed`."""
+    """`shared`: engines are on the trainer's GPUs and need none of their own. Raises as `nodes_needed`."""
+    beside = 0 if shared else replicas
     return Gpus(
         trainer=trainer_nodes * trainer_gpus,
         rollout=replicas * tensor_parallel,
         per_node=gpus_per_node,
-        nodes=nodes_needed(trainer_nodes, trainer_gpus, replicas, tensor_parallel, gpus_per_node),
+        nodes=nodes_needed(trainer_nodes, trainer_gpus, beside, tensor_parallel, gpus_per_node),
+        shared=shared,
     )
 
 

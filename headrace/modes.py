@@ -8,7 +8,7 @@ from headrace.config import RunConfig
 from headrace.staleness import Mode
 
 MEANING: dict[Mode, str] = {
-    Mode.COLOCATED_SYNC: "generate everything, then train everything; every phase has all cores",
+    Mode.COLOCATED_SYNC: "generate everything, then train everything; every phase has all cores, or all GPUs",
     Mode.ONE_STEP_OFF: "the next batch is generated while this one trains; they meet at every sync",
     Mode.ON_POLICY_PIPELINE: "generation and training take turns on resources of their own",
     Mode.STREAM_OFF_POLICY: "several local updates on the samples of one version, then a sync",
@@ -64,7 +64,14 @@ def warnings(c: RunConfig) -> list[str]:
             f"but the rollouters have {slots} places: the rest starts under the next one; raise "
             "rollout.max_concurrent_samples or rollout.replicas"
         )
-    if c.mode == "colocated_sync":
+    if c.gpu_sharing is not None:
+        used, there = c.rollout.replicas * c.rollout.engine.tensor_parallel_size, c.world_size
+        if used % there:
+            out.append(
+                f"mode: colocated_sync means all {there} GPUs for each phase, but the engines use {used}: "
+                "set rollout.replicas so that every GPU has equally many"
+            )
+    elif c.mode == "colocated_sync":
         cores = os.cpu_count() or 1
         uses = {
             "trainer.omp_threads": c.world_size * c.trainer.omp_threads,

@@ -44,8 +44,8 @@ JSON = {
     "`redis_bytes`; without GPUs `local_run_bytes` (a run on this machine) and `machine_bytes` (what it has)",
     "batches": "`per_update`, `mini_batch` and `samples_per_rank` (fewest, most) in samples, `whole_updates` "
     "and the `rest` of the data",
-    "gpus": "`trainer` and `rollout`: how many each takes; `per_node`, `nodes`, and `idle` ones; left out "
-    "where they cannot be laid out",
+    "gpus": "`trainer` and `rollout`: how many each takes, `shared` when they are the same ones; `per_node`, "
+    "`nodes`, and `idle` ones; left out where they cannot be laid out",
 }
 
 

@@ -139,7 +139,16 @@ def _engine_lines(c: RunConfig, engine: EngineNeed) -> Iterator[str]:
 
 
 def _fits_gpus(c: RunConfig, machines: Machines, found: Forecast, rank: Need, gpu_bytes: int) -> None:
-    if rank.device_bytes > 0.9 * gpu_bytes:
+    if (shared := c.gpu_sharing) is not None:
+        room = int(shared.trainer_share * gpu_bytes)
+        if rank.device_bytes > room:
+            found.warnings.append(
+                f"a trainer rank needs about {gigabytes(rank.device_bytes)}, but a GPU of "
+                f"{machines.gpu_gib:g} GiB has {gigabytes(room)} for it beside its engines "
+                f"({shared.engines} x {shared.engine_share:g}): lower "
+                "rollout.engine.gpu_memory_utilization or actor.ppo_max_token_len_per_gpu, or use more ranks"
+            )
+    elif rank.device_bytes > 0.9 * gpu_bytes:
         found.warnings.append(
             f"a trainer rank needs about {gigabytes(rank.device_bytes)}, more than 90 % of a GPU of "
             f"{machines.gpu_gib:g} GiB: use more ranks (trainer.nnodes, trainer.n_gpus_per_node) or lower "
@@ -196,7 +205,12 @@ def _gpus(c: RunConfig, machines: Machines, found: Forecast) -> None:
     }
     try:
         gpus = arithmetic.gpus(
-            t.nnodes, t.n_gpus_per_node, c.rollout.replicas, parallel, machines.gpus_per_node
+            t.nnodes,
+            t.n_gpus_per_node,
+            c.rollout.replicas,
+            parallel,
+            machines.gpus_per_node,
+            shared=c.gpu_sharing is not None,
         )
     except ValueError as error:
         (found.problems if t.device == "cuda" else found.warnings).append(str(error))
@@ -204,13 +218,15 @@ def _gpus(c: RunConfig, machines: Machines, found: Forecast) -> None:
     found.facts["gpus"] = {
         "trainer": gpus.trainer,
         "rollout": gpus.rollout,
+        "shared": gpus.shared,
         "per_node": gpus.per_node,
         "nodes": gpus.nodes,
         "idle": gpus.idle,
     }
     as_gpus = "" if t.device == "cuda" else "the same on GPUs: "
+    same = "of the same " if gpus.shared else ""
     found.lines.append(
         f"{as_gpus}{gpus.trainer} GPUs for the trainer ({t.nnodes} x {t.n_gpus_per_node}), {gpus.rollout} "
-        f"for rollouters ({c.rollout.replicas} x {parallel}): {gpus.nodes} "
+        f"{same}for rollouters ({c.rollout.replicas} x {parallel}): {gpus.nodes} "
         f"{'node' if gpus.nodes == 1 else 'nodes'} of {gpus.per_node}, {gpus.idle} GPUs unused"
     )

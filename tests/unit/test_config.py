@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from headrace.config import RunConfig
 from headrace.config_load import load
+from headrace.modes import warnings
 from headrace.staleness import Mode
 
 GOOD: dict[str, Any] = {
@@ -223,6 +224,10 @@ def test_each_preset_is_the_mode_it_is_named_for(preset: Path) -> None:
     assert {p.stem for p in PRESETS} == {str(mode) for mode in Mode}
 
 
+SHARE = "rollout__engine__gpu_memory_utilization"
+COLOCATED_ON_GPUS = {"mode": "colocated_sync", "trainer__device": "cuda"}
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
@@ -242,7 +247,17 @@ def test_each_preset_is_the_mode_it_is_named_for(preset: Path) -> None:
         ),
         ({"mode": "colocated_sync", "async_training__staleness_threshold": 0.5}, "= 0.0, found 0.5"),
         ({"mode": "colocated_sync", "trainer__cpus": [0]}, "unset trainer.cpus"),
-        ({"mode": "colocated_sync", "trainer__device": "cuda"}, "trainer.device to cpu"),
+        (COLOCATED_ON_GPUS, "gpu_memory_utilization = 0.9 leaves the trainer no tenth of it: set it to 0.85"),
+        (COLOCATED_ON_GPUS | {"rollout__replicas": 4}, "2 engines, and"),
+        (
+            COLOCATED_ON_GPUS | {"rollout__replicas": 4, SHARE: 0.5},
+            "= 0.5 leaves the trainer no tenth of it: set it to 0.42 or less, e.g. 0.25",
+        ),
+        (COLOCATED_ON_GPUS | {SHARE: 0.4, "sync__transport": "nccl"}, "set sync.transport to gloo"),
+        (
+            COLOCATED_ON_GPUS | {SHARE: 0.4, "rollout__engine__tensor_parallel_size": 4},
+            "has 2 GPUs on a node, and rollout.engine.tensor_parallel_size = 4: lower it",
+        ),
         ({"mode": "two_steps_off"}, "one_step_off"),
         ({"val__n": 4}, "set val.temperature above 0"),
     ],
@@ -271,3 +286,22 @@ def test_plain_data_masks_the_password_and_reads_back() -> None:
     assert config.redis.url == "redis://user:secret@host:6379/0", "only the copy is masked"
     without = RunConfig.model_validate(GOOD)
     assert RunConfig.model_validate(without.to_plain()) == without
+
+
+@pytest.mark.parametrize(("engines", "share"), [(1, 0.85), (2, 0.42), (3, 0.28)])
+def test_gpus_are_shared_in_colocated_sync(engines: int, share: float) -> None:
+    """The share that the refusal names is taken, and what is left is the trainer's."""
+    given = changed(**COLOCATED_ON_GPUS, **{SHARE: share, "rollout__replicas": 2 * engines})
+    shared = RunConfig.model_validate(given).gpu_sharing
+    assert shared is not None
+    assert (shared.engines, shared.largest_engine_share) == (engines, share)
+    assert 0.0999 < shared.trainer_share < 0.12
+    assert RunConfig.model_validate(changed(mode="colocated_sync")).gpu_sharing is None
+    assert RunConfig.model_validate(changed(trainer__device="cuda")).gpu_sharing is None
+
+
+def test_engines_that_leave_gpus_idle_are_told() -> None:
+    given = changed(**COLOCATED_ON_GPUS, **{SHARE: 0.4, "rollout__replicas": 1})
+    (text,) = warnings(RunConfig.model_validate(given))
+    assert text.startswith("mode: colocated_sync means all 2 GPUs for each phase, but the engines use 1: set")
+    assert warnings(RunConfig.model_validate(given | changed(**COLOCATED_ON_GPUS, **{SHARE: 0.4}))) == []

@@ -13,6 +13,7 @@ import torch
 
 from headrace.algorithms.log_probs import token_log_probs
 from headrace.config import RunConfig
+from headrace.gpu_arithmetic import Sharing
 from headrace.model_files import eos_token_ids, tensor_shapes, unsupported
 from headrace.model_memory import (
     engine_need,
@@ -23,7 +24,8 @@ from headrace.model_memory import (
     model_shape,
     rank_need,
 )
-from headrace.runner.forecast import Machines, forecast
+from headrace.runner.forecast import Forecast, Machines, forecast
+from headrace_trainer.ranks import keep_to_share
 from tests.integration import tiny_models
 
 KINDS = ["llama", "llama-tied", "qwen2-tied", "qwen3-tied", "mistral", "gemma2-tied", "phi3", "qwen3-moe"]
@@ -196,9 +198,41 @@ def test_what_does_not_fit_is_told(seven_billion: Path) -> None:
     assert any("a run on this machine needs about" in text for text in found.warnings)
 
 
+def test_gpus_that_trainer_and_engines_share(seven_billion: Path) -> None:
+    """One node of 8: each has all of them, and the trainer what the engines leave of each."""
+
+    def colocated(share: float) -> Forecast:
+        c = run_config(
+            seven_billion,
+            trainer={"n_gpus_per_node": 8},
+            rollout={"replicas": 8, "engine": {"gpu_memory_utilization": share}},
+        )
+        return forecast(RunConfig.model_validate(c.to_plain() | {"mode": "colocated_sync"}), Machines())
+
+    found = colocated(0.35)
+    assert found.facts["gpus"] == {
+        "trainer": 8, "rollout": 8, "shared": True, "per_node": 8, "nodes": 1, "idle": 0,
+    }  # fmt: skip
+    assert any("8 GPUs for the trainer (1 x 8), 8 of the same for rollouters" in t for t in found.lines)
+    needs = found.facts["memory"]["trainer_rank"]["device_bytes"]
+    room = {share: 80 * 2**30 * (0.95 - share) for share in (0.35, 0.8)}
+    assert room[0.8] < needs
+    assert any("beside its engines (1 x 0.8): lower" in t for t in colocated(0.8).warnings)
+    assert any("beside its engines" in t for t in found.warnings) == (needs > room[0.35])
+
+
+def test_a_rank_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[float, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *a: told.append(a))
+    keep_to_share(torch.device("cuda", 1), Sharing(engines=2, engine_share=0.25))
+    assert told == [(pytest.approx(0.45), torch.device("cuda", 1))]
+
+
 def test_a_recipe_of_one_node(seven_billion: Path) -> None:
     found = forecast(run_config(seven_billion, actor={"ppo_mini_batch_size": 30}), Machines())
-    assert found.facts["gpus"] == {"trainer": 6, "rollout": 2, "per_node": 8, "nodes": 1, "idle": 0}
+    assert found.facts["gpus"] == {
+        "trainer": 6, "rollout": 2, "shared": False, "per_node": 8, "nodes": 1, "idle": 0,
+    }  # fmt: skip
     assert found.facts["batches"]["samples_per_rank"] == [5, 5]
     assert (
         "6 GPUs for the trainer (1 x 6), 2 for rollouters (2 x 1): 1 node of 8, 0 GPUs unused" in found.lines

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headrace.gpu_arithmetic import Sharing
 from headrace_trainer import heartbeat
+
+
+def keep_to_share(device: torch.device, shared: Sharing) -> None:
+    """On a GPU that engines are on as well: beyond its share the allocator gives back what it keeps unused,
+    and then fails here instead of in an engine.
+    """
+    torch.cuda.set_per_process_memory_fraction(shared.trainer_share, device)
+
 
 _TURN = timedelta(seconds=5)
 

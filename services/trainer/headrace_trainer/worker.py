@@ -21,7 +21,7 @@ from headrace_trainer import heartbeat, metrics, verdict
 from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
 from headrace_trainer.checkpoint import SaveFailed
 from headrace_trainer.loop import NotFinite, NothingTrained, Trainer, sync_limit_s
-from headrace_trainer.ranks import Ranks
+from headrace_trainer.ranks import Ranks, keep_to_share
 from headrace_trainer.sync_client import SyncFailed
 from headrace_trainer.verdict import Verdict
 
@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     longest = max(config.trainer.claim_timeout_s, sync_limit_s(config)) + 300.0
     longest += config.redis.outage_timeout_s
     ranks = Ranks(config.trainer.device, longest)
+    if config.gpu_sharing is not None:
+        keep_to_share(ranks.device, config.gpu_sharing)
     if args.port and os.environ.get("LOCAL_RANK", "0") == "0":  # one per node
         shown = REGISTRY if ranks.is_first else metrics.process_only()
         start_http_server(args.port, args.host or config.services.host, registry=shown)
