@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -44,6 +45,7 @@ def manifests(folder: Path) -> str:
         "--set-json", "config.rollout.total_rollout_steps=96",
         "--set-json", "config.rollout.test_freq=0",
         "--set-json", "config.trainer.n_gpus_per_node=1",
+        "--set-json", "config.trace.enable=true",
     )  # fmt: skip
 
 
@@ -127,10 +129,26 @@ def assert_can_be_read(run: LocalPods, folder: Path) -> None:
     headrace("dead", "/runs/demo")
     headrace("report", "/runs/demo", "--out", "/tmp/report.html")
     assert "completed" in (folder / "tmp" / "report.html").read_text()
+    said = headrace("trace", "/runs/demo", "--out", "-")
+    merged, end = json.JSONDecoder().raw_decode(said)  # what follows went to standard error
+    assert_has_time(merged["traceEvents"])
+    assert "of 3 processes over " in said[end:]
+    assert ", their clocks aligned to " in said[end:]
     assert (
         run.variables("trainer")["HEADRACE_REDIS_PASSWORD"]
         not in (folder / "runs" / "demo" / "config.yaml").read_text()
     )
+
+
+def assert_has_time(events: Sequence[dict[str, Any]]) -> None:
+    """Of every pod that records, also of those that do not see the run's directory."""
+    rows = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    seen = {(rows[e["pid"]], e["name"]) for e in events if e["ph"] == "X"}
+    assert {
+        ("trainer-0", "update_actor"),
+        ("rollouter-rollouter-0", "sample"),
+        ("coordinator", "round"),
+    } <= seen
 
 
 def ask(

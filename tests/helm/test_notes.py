@@ -50,6 +50,21 @@ def test_gpu_arithmetic(preset: str, sets: tuple[str, ...], expected: tuple[int,
     assert numbers(charts.notes(preset, sets)) == expected
 
 
+def test_shared_gpus_are_counted_once() -> None:
+    text = charts.notes("examples/colocated-8-gpus.yaml")
+    assert "rollouters 8 x 1 = 8, the same GPUs" in text
+    assert "nodes      1 with 8 GPUs each" in text
+    assert "offer nvidia.com/gpu.shared at least" in text
+    assert "exec deployment/demo-trainer -- nvidia-smi -L" in text
+    assert "together" not in text
+
+
+def test_how_to_get_the_timeline() -> None:
+    command = "exec deployment/demo-trainer -- headrace trace /runs/demo --out - > trace.json"
+    assert command in charts.notes(sets=("config.trace.enable=true",))
+    assert "headrace trace" not in charts.notes()
+
+
 def test_cpus_have_none() -> None:
     text = charts.notes("ci/demo-cpu.yaml")
     assert "No GPUs: trainer.device is cpu" in text

@@ -102,14 +102,36 @@ def test_the_demo_is_that_of_the_command_line() -> None:
     assert found == wanted
 
 
+def test_the_baseline_is_one() -> None:
+    """What is held against it differs in nothing but who has which GPUs when."""
+    both = ["examples/one-node-8-gpus.yaml", "examples/colocated-8-gpus.yaml"]
+    found = [RunConfig.model_validate(pitfalls.run_config(charts.rendered(preset))) for preset in both]
+    plain = [config.to_plain() for config in found]
+    for config in plain:
+        for key in ("mode", "async_training", "sync"):
+            config.pop(key)
+        for key in ("replicas", "test_freq"):
+            config["rollout"].pop(key)
+        config["rollout"]["engine"].pop("gpu_memory_utilization")
+        config["trainer"].pop("n_gpus_per_node")
+    assert plain[0] == plain[1]
+    ahead, baseline = found
+    assert ahead.samples_per_update == baseline.samples_per_update
+    per_validation = [c.rollout.test_freq * c.rule.sync_steps for c in found]
+    assert per_validation[0] == per_validation[1]
+    assert baseline.gpu_sharing is not None
+    assert ahead.world_size + ahead.rollout.replicas == baseline.world_size == baseline.rollout.replicas == 8
+
+
 @pytest.mark.parametrize("preset", charts.ALL)
 def test_gpus_follow_from_the_run(preset: str) -> None:
     objects = charts.rendered(preset)
     config = RunConfig.model_validate(
         {k: v for k, v in pitfalls.run_config(objects).items() if k in RunConfig.model_fields}
     )
+    name = "nvidia.com/gpu" if config.gpu_sharing is None else "nvidia.com/gpu.shared"
     gpus = {
-        pod.component: sum(c["resources"]["limits"].get("nvidia.com/gpu", 0) for c in pod.containers)
+        pod.component: sum(c["resources"]["limits"].get(name, 0) for c in pod.containers)
         for pod in pods(objects)
     }
     on_gpus = config.trainer.device == "cuda"

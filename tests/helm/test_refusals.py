@@ -14,9 +14,12 @@ from tests.helm.tools import HelmFailed, run_helm
 DEMO = 'config={"model":{"path":"demo:spell_backward"},"trainer":{"device":"cpu"}}'
 
 REFUSED = [
-    (('config.mode="colocated_sync"',), "config.mode: colocated_sync is for comparison"),
+    (('config.mode="colocated_sync"',), "config.sync.transport: colocated_sync puts a trainer's rank"),
+    (
+        ('config.mode="colocated_sync"', 'config.sync.transport="gloo"', "config.rollout.replicas=7"),
+        "and 2 x 0.9 for engines, which leaves the trainer no tenth of it; lower it, e.g. to 0.2",
+    ),
     (('config.redis={"url":"redis://h"}',), "config.redis.url: give redis.external.url"),
-    (('config.trace={"enable":true}',), "config.trace.enable"),
     (("config.trainer.cpus=[0]",), "set trainer.resources"),
     (("config.rollout.cpus=[0]",), "set rollouter.resources"),
     (("config.trainer.n_gpus_per_node=16",), "16 GPUs do not fit into one node of gpusPerNode 8"),

@@ -17,17 +17,24 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 
 {{- /* The run */ -}}
-{{- if eq ($c.mode | default "") "colocated_sync" -}}
-{{- $problems = append $problems "config.mode: colocated_sync is for comparison on one machine's cores; leave it out, async_training.trigger_parameter_sync_step 1 with staleness_threshold 0 alternates too" -}}
+{{- if include "headrace.sharesGpus" . -}}
+{{- /* What the configuration's own models refuse as well, but only once the pods are up. */ -}}
+{{- if eq (($c.sync | default dict).transport | default "gloo") "nccl" -}}
+{{- $problems = append $problems "config.sync.transport: colocated_sync puts a trainer's rank and an engine on one GPU, where NCCL takes no two ranks; set it to gloo" -}}
+{{- end -}}
+{{- $ranks := mul (include "headrace.trainerNodes" . | int) (include "headrace.ranksPerNode" . | int) | int -}}
+{{- $used := mul (include "headrace.rollouterReplicas" . | default $v.autoscaling.minReplicas | int) (include "headrace.tensorParallel" . | int) | int -}}
+{{- $engines := max 1 (div (sub (add $used $ranks) 1) $ranks) | int -}}
+{{- $share := (($c.rollout | default dict).engine | default dict).gpu_memory_utilization | default 0.9 | float64 -}}
+{{- if gt (mulf $share $engines) 0.85001 -}}
+{{- $problems = append $problems (printf "config.rollout.engine.gpu_memory_utilization: colocated_sync shares every GPU between the trainer and %d x %v for engines, which leaves the trainer no tenth of it; lower it, e.g. to %v" $engines $share (divf 0.4 $engines)) -}}
+{{- end -}}
 {{- end -}}
 {{- if ($c.redis | default dict).url -}}
 {{- $problems = append $problems "config.redis.url: give redis.external.url and redis.external.existingSecret instead, so that no password lies in a ConfigMap" -}}
 {{- end -}}
 {{- if regexMatch "://[^/@[:space:]]*:[^/@[:space:]]+@" (omit $c "redis" | toJson) -}}
 {{- $problems = append $problems "config: holds a URL with a password, which everybody who may read a ConfigMap would see; name a variable that comes from a Secret (extraEnv)" -}}
-{{- end -}}
-{{- if ($c.trace | default dict).enable -}}
-{{- $problems = append $problems "config.trace.enable: a trace is gathered in one machine's run directory; leave it out" -}}
 {{- end -}}
 {{- range $section := list "trainer" "rollout" -}}
 {{- if (index $c $section | default dict).cpus -}}

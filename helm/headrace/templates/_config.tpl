@@ -142,6 +142,11 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- if eq ((.Values.config.trainer | default dict).device | default "cpu") "cuda" -}}true{{- end -}}
 {{- end -}}
 
+{{/* "true" where trainer and engines are on the same GPUs, in turns. */}}
+{{- define "headrace.sharesGpus" -}}
+{{- if and (include "headrace.onGpus" .) (eq (.Values.config.mode | default "") "colocated_sync") -}}true{{- end -}}
+{{- end -}}
+
 {{- define "headrace.trainerNodes" -}}{{- (.Values.config.trainer | default dict).nnodes | default 1 | int -}}{{- end -}}
 {{- define "headrace.ranksPerNode" -}}{{- (.Values.config.trainer | default dict).n_gpus_per_node | default 2 | int -}}{{- end -}}
 {{- define "headrace.tensorParallel" -}}
