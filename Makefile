@@ -6,7 +6,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos images images-pin images-check
-.PHONY: manifests monitor-check test-kind proto docs clean
+.PHONY: manifests monitor-check test-kind test-cluster proto docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -62,8 +62,11 @@ images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean e
 manifests: $(VENV)/.ready ## Render k8s/ and the chart's schema from chart and configuration
 	@$(BIN)/python -m tests.helm.render
 
-test-kind: ## The whole story on a kind cluster; needs docker, kind, kubectl and helm
+test-kind: $(VENV)/.ready ## The whole story on a kind cluster; needs docker and kind; KEEP=1
 	@sh scripts/test_kind.sh
+
+test-cluster: $(VENV)/.ready ## The same on the cluster that KUBECONFIG names; NAMESPACE=, REGISTRY=, TAG=, VALUES=, KEEP=1
+	@$(BIN)/python -m tests.cluster
 
 monitor-check: $(VENV)/.ready ## Check metrics, rules, alerts and dashboard against a real run and a real Prometheus
 	@$(BIN)/python -m pytest tests/unit/test_monitoring_files.py tests/unit/test_service_metrics.py \

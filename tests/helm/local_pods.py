@@ -66,6 +66,10 @@ class LocalPods:
         """The arguments of its main container."""
         return [self._local(word) for word in self._pods[component].spec["containers"][0]["args"]]
 
+    def port(self, component: str, name: str) -> int:
+        """On which its main container listens."""
+        return self._pods[component].port_names[name]
+
     def execute(self, component: str, *words: str) -> tuple[int, str]:
         """`kubectl exec` in its main container: exit code, and all that is printed."""
         done = subprocess.run(

@@ -17,6 +17,8 @@ from headrace.net import free_port
 from headrace.redis_connect import connect
 from headrace.redis_url import with_password
 from headrace.runner.in_cluster import leave_config
+from tests.cluster.judge import Reading, must_be_whole
+from tests.cluster.site import Site
 from tests.helm import charts
 from tests.helm.local_pods import LocalPods
 from tests.helm.objects import read
@@ -121,10 +123,16 @@ def assert_can_be_read(run: LocalPods, folder: Path) -> None:
         return said
 
     assert "demo: completed in " in headrace("status", "/runs/demo")
-    facts = json.loads(headrace("status", "/runs/demo", "--json"))
+    site = Local(run)
+    facts = site.status()
     assert (facts["state"], facts["last_update"]["step"]) == ("completed", 6)
-    audited = json.loads(headrace("audit", "/runs/demo", "--json"))
+    assert facts["last_update"]["actor/lr"] == 5e-4
+    audited = site.audit()
     assert (audited["balanced"], audited["steps"]) == (True, 6)
+    now = Reading.of(site.stats())
+    assert not now.on
+    must_be_whole(audited, now)
+    assert site.generated("demo-rollouter") >= 96
     assert "── sample " in headrace("samples", "/runs/demo", "--worst", "1")
     headrace("dead", "/runs/demo")
     headrace("report", "/runs/demo", "--out", "/tmp/report.html")
@@ -138,6 +146,23 @@ def assert_can_be_read(run: LocalPods, folder: Path) -> None:
         run.variables("trainer")["HEADRACE_REDIS_PASSWORD"]
         not in (folder / "runs" / "demo" / "config.yaml").read_text()
     )
+
+
+class Local(Site):
+    """What `make test-cluster` asks pods, asked these."""
+
+    def __init__(self, run: LocalPods) -> None:
+        super().__init__("here", "demo", [], {})
+        self._run = run
+
+    def _exec(self, where: str, *words: str) -> str:
+        component = where.rpartition("-")[2]
+        code, said = self._run.execute(component, *words)
+        assert code == 0, said
+        return said
+
+    def _port(self, component: str, name: str) -> int:
+        return self._run.port(component, name)
 
 
 def assert_has_time(events: Sequence[dict[str, Any]]) -> None:
