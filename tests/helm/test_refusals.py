@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config import RunConfig
+from headrace.staleness import MODE_PARAMETERS
 from tests.helm import charts
+from tests.helm.pitfalls import run_config
 from tests.helm.render import SCHEMA, schema
 from tests.helm.tools import HelmFailed, run_helm
 
@@ -18,6 +21,14 @@ REFUSED = [
     (
         ('config.mode="colocated_sync"', 'config.sync.transport="gloo"', "config.rollout.replicas=7"),
         "and 2 x 0.9 for engines, which leaves the trainer no tenth of it; lower it, e.g. to 0.2",
+    ),
+    (
+        (DEMO, 'config.mode="colocated_sync"', 'config.async_training={"staleness_threshold":0.5}'),
+        "config.async_training.staleness_threshold: mode colocated_sync means 0, found 0.5; leave",
+    ),
+    (
+        (DEMO, 'config.mode="one_step_off"', 'config.async_training={"trigger_parameter_sync_step":4}'),
+        "config.async_training.trigger_parameter_sync_step: mode one_step_off means 1, found 4",
     ),
     (('config.redis={"url":"redis://h"}',), "config.redis.url: give redis.external.url"),
     (("config.trainer.cpus=[0]",), "set trainer.resources"),
@@ -130,6 +141,22 @@ def test_values_that_cannot_work(sets: tuple[str, ...], message: str) -> None:
         charts.text(sets=sets)
     assert message in str(refused.value)
     assert "pw" not in str(refused.value).replace("password", "")
+
+
+@pytest.mark.parametrize("mode", MODE_PARAMETERS)
+def test_modes_are_taken(mode: str, tmp_path: Path) -> None:
+    """On cores and on GPUs; what a mode stands for may be said, and what the chart takes the run takes."""
+    gpus = (
+        'config.sync.transport="gloo"',
+        "config.rollout.engine.gpu_memory_utilization=0.4",
+        "config.rollout.replicas=6",
+    )
+    given = f"config.async_training={json.dumps(MODE_PARAMETERS[mode])}"
+    for preset, sets in (("ci/demo-cpu.yaml", ()), (charts.DEFAULTS, gpus)):
+        objects = charts.rendered(preset, sets=(f'config.mode="{mode}"', given, *sets))
+        config = RunConfig.model_validate(run_config(objects))
+        assert str(config.derived_mode) == mode
+        assert (config.gpu_sharing is not None) == (mode == "colocated_sync" and bool(sets))
 
 
 def test_volumes_of_ones_own_are_taken() -> None:

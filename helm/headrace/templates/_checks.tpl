@@ -17,6 +17,14 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 
 {{- /* The run */ -}}
+{{- $async := $c.async_training | default dict -}}
+{{- $means := get (dict "colocated_sync" (dict "trigger_parameter_sync_step" 1 "staleness_threshold" 0 "partial_rollout" false) "one_step_off" (dict "trigger_parameter_sync_step" 1 "staleness_threshold" 1 "partial_rollout" false)) ($c.mode | default "") | default dict -}}
+{{- range $key, $value := $means -}}
+{{- $found := get $async $key -}}
+{{- if and (hasKey $async $key) (not (kindIs "invalid" $found)) (ne (include "headrace.text" $found) (toString $value)) -}}
+{{- $problems = append $problems (printf "config.async_training.%s: mode %s means %v, found %v; leave the key out (null), or config.mode" $key $c.mode $value $found) -}}
+{{- end -}}
+{{- end -}}
 {{- if include "headrace.sharesGpus" . -}}
 {{- /* What the configuration's own models refuse as well, but only once the pods are up. */ -}}
 {{- if eq (($c.sync | default dict).transport | default "gloo") "nccl" -}}
