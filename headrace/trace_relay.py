@@ -162,13 +162,17 @@ class Collector:
         A chunk leaves the server once it is written.
         """
         count = 0
-        while found := self._client.xrange(self._key, count=_AT_ONCE):
+        while found := self._next():
             self._directory.mkdir(parents=True, exist_ok=True)
-            for _, fields in found:  # type: ignore[union-attr]
+            for _, fields in found:
                 self._write(fields)
-            self._client.xdel(self._key, *(number for number, _ in found))  # type: ignore[union-attr]
-            count += len(found)  # type: ignore[arg-type]
+            self._client.xdel(self._key, *(number for number, _ in found))
+            count += len(found)
         return count
+
+    def _next(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        answer: Any = self._client.xrange(self._key, count=_AT_ONCE)
+        return list(answer)
 
     def _write(self, fields: dict[bytes, bytes]) -> None:
         name, at, lines = fields[b"name"].decode(), int(fields[b"at"]), fields[b"lines"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace.config import RunConfig
+from headrace.config import RunConfig, TraceConfig
 from headrace.ledger import AsyncLedger, LedgerError, SyncLedger, adopt, audit, ops, scripts
-from headrace.memory import largest_sample_bytes, needed_bytes, too_small
+from headrace.memory import TRACE_BYTES, largest_sample_bytes, needed_bytes, too_small
 from headrace.redis_connect import connect, connect_async
 from headrace.valkey_server import ValkeyServer, start_valkey
 from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory, encode_sample
@@ -127,6 +127,7 @@ def test_a_server_that_is_too_small_is_refused() -> None:
     config = RunConfig.model_validate(plain)
     assert too_small(config, needed) is None
     assert too_small(config, 0) is None
+    assert needed_bytes(config.model_copy(update={"trace": TraceConfig(enable=True)})) > needed + TRACE_BYTES
     plain["redis"]["max_memory_bytes"] = needed - 1
     with pytest.raises(ValueError, match=r"redis.max_memory_bytes: .* MiB of memory cannot hold .*staleness"):
         RunConfig.model_validate(plain)
