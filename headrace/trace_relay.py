@@ -47,6 +47,7 @@ END_S = 3.0
 """Longest last sending or collecting of a process that ends."""
 _CALL_S = 2.0
 _AT_ONCE = 64
+_LARGEST_FILE = 4 * 2**30
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl")
 
 
@@ -175,9 +176,13 @@ class Collector:
         return list(answer)
 
     def _write(self, fields: dict[bytes, bytes]) -> None:
-        name, at, lines = fields[b"name"].decode(), int(fields[b"at"]), fields[b"lines"]
-        if not _NAME.fullmatch(name):  # it came over the network, and becomes a path
-            log.warning("a part of the trace has an odd name and is left out", extra={"name_of_part": name})
+        try:
+            name, at, lines = fields[b"name"].decode(), int(fields[b"at"]), fields[b"lines"]
+        except (KeyError, ValueError):
+            name, at, lines = "", 0, b""
+        # It came over the network, and becomes a path and a place in a file.
+        if not _NAME.fullmatch(name) or not 0 <= at <= _LARGEST_FILE:
+            log.warning("a part of the trace is not one of ours and is left out", extra={"part": name})
             return
         file = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT, 0o644)
         try:

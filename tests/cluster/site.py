@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,19 +160,21 @@ class Site:
         text = self._exec(f"pod/{pod}", "python3", "-c", _FETCH, url)
         return int(sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(_GENERATED)))
 
-    def pods(self, component: str | None = None) -> dict[str, bool]:
-        """Those that are not about to go, and whether each is ready."""
-        selector = f"app.kubernetes.io/instance={self.release}"
-        selector += f",app.kubernetes.io/component={component}" if component else ""
-        found = json.loads(self.kubectl("get", "pods", f"--selector={selector}", "--output=json"))
-        return {
-            pod["metadata"]["name"]: any(
-                c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", [])
-            )
-            for pod in found["items"]
-            if "deletionTimestamp" not in pod["metadata"]
-            and pod["status"].get("phase") not in ("Succeeded", "Failed")
-        }
+    def pods(self, component: str) -> dict[str, bool]:
+        """Names of those that are not about to go, and whether each is ready."""
+        return {name: ready for name, _, ready in self._pods(f",app.kubernetes.io/component={component}")}
+
+    def all_pods(self) -> dict[str, bool]:
+        """The same of every component, by name and uid: one of a StatefulSet has the name of the last."""
+        return {f"{name} {uid}": ready for name, uid, ready in self._pods("")}
+
+    def _pods(self, more: str) -> Iterator[tuple[str, str, bool]]:
+        selector = f"--selector=app.kubernetes.io/instance={self.release}{more}"
+        for pod in json.loads(self.kubectl("get", "pods", selector, "--output=json"))["items"]:
+            meta, status = pod["metadata"], pod["status"]
+            if "deletionTimestamp" not in meta and status.get("phase") not in ("Succeeded", "Failed"):
+                conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
+                yield meta["name"], meta["uid"], conditions.get("Ready") == "True"
 
     def rollouters(self) -> int:
         """How many there are to be."""

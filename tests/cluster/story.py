@@ -102,12 +102,12 @@ class Story:
             )
 
     def _change_the_gate(self, count: int) -> None:
-        pods, now = set(self._site.pods()), self._read()
+        pods, now = set(self._site.all_pods()), self._read()
         threshold = judge.another_threshold(now)
         limit = judge.limit_of_gate(now.window, threshold)
         self._site.upgrade({"config.async_training.staleness_threshold": threshold})
         self._until(lambda now: now.max_required == limit, f"the ledger's gate to be {limit}")
-        if (found := set(self._site.pods())) != pods:
+        if (found := set(self._site.all_pods())) != pods:
             raise Broken(f"pods were replaced by a change of the gate: {sorted(pods ^ found)}")
         if (replicas := self._site.rollouters()) != count:
             raise Broken(f"the upgrade set the number of rollouters from {count} to {replicas}")
@@ -127,12 +127,12 @@ class Story:
         self._all_ready("rollouter", count)
 
     def _restart_everything(self, count: int) -> None:
-        before = set(self._site.pods())
+        before = set(self._site.all_pods())
         lineage = self._read().lineage
         self._site.restart_everything()
 
         def replaced(_: Reading) -> bool:
-            found = self._ask(self._site.pods)
+            found = self._ask(self._site.all_pods)
             return not before & set(found) and all(found.values())
 
         self._until(replaced, "every pod to be replaced and ready")

@@ -47,7 +47,7 @@ class Simulated:
 
     def pause(self, seconds: float) -> None:
         self.now += seconds
-        ready = self.pods()
+        ready = self._ready()
         if not ready or not all(ready[p] for p, (c, _) in self.made.items() if c in ("trainer", "queue")):
             return
         for pod in (p for p in ready if ready[p] and self.made[p][0] == "rollouter"):
@@ -58,7 +58,8 @@ class Simulated:
 
     def add(self, component: str, count: int = 1) -> None:
         for _ in range(count):
-            self.made[f"demo-{component}-{next(self._numbers)}"] = (component, self.now)
+            number = 0 if component == "redis" else next(self._numbers)
+            self.made[f"demo-{component}-{number}"] = (component, self.now)
 
     def remove(self, component: str) -> int:
         gone = [pod for pod, (its, _) in self.made.items() if its == component]
@@ -127,7 +128,7 @@ class Simulated:
         return {
             "counts": {"trained": trained, "queued": self.issued - trained, "dead": 0, "dropped": 0},
             "issued_total": self.issued,
-            "members": {p: 1 for p, (c, _) in self.made.items() if c == "rollouter" and self.pods()[p]},
+            "members": {p: 1 for p, (c, _) in self.made.items() if c == "rollouter" and self._ready()[p]},
             "end_of_data": over,
             "completed": over,
             **{
@@ -152,12 +153,14 @@ class Simulated:
     def generated(self, pod: str) -> int:
         return int(self.generates.get(pod, 0))
 
-    def pods(self, component: str | None = None) -> dict[str, bool]:
-        return {
-            pod: self.now - born >= START_S
-            for pod, (its, born) in self.made.items()
-            if component in (None, its)
-        }
+    def pods(self, component: str) -> dict[str, bool]:
+        return {pod: ready for pod, ready in self._ready().items() if self.made[pod][0] == component}
+
+    def all_pods(self) -> dict[str, bool]:
+        return {f"{pod} {self.made[pod][1]}": ready for pod, ready in self._ready().items()}
+
+    def _ready(self) -> dict[str, bool]:
+        return {pod: self.now - born >= START_S for pod, (_, born) in self.made.items()}
 
     def rollouters(self) -> int:
         return self.replicas

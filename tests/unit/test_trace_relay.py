@@ -168,7 +168,11 @@ def _url(client: redis.Redis) -> str:
 def test_what_came_over_the_network_leaves_no_other_file(client: redis.Redis, run: Path) -> None:
     for name in ("../config.yaml", "a/b.jsonl", ".jsonl", "x.jsonl\n", "/etc/x.jsonl"):
         client.xadd(stream_key("r"), {"name": name, "at": 0, "lines": b"x"})
-    assert Collector(client, "r", run).collect() == 5
+    for fields in ({"name": "x.jsonl"}, {"name": b"\xff", "at": 0, "lines": b"x"}):
+        client.xadd(stream_key("r"), fields)
+    for at in ("-1", "x", str(2**62)):
+        client.xadd(stream_key("r"), {"name": "x.jsonl", "at": at, "lines": b"x"})
+    assert Collector(client, "r", run).collect() == 10
     assert list((run / "trace").iterdir()) == []
     assert (run / "config.yaml").read_text() == "name: r\n"
 
