@@ -12,7 +12,7 @@ The ledger evaluates the right-hand side inside `take` from its own state; there
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any
@@ -103,16 +103,17 @@ class StalenessRule:
 
 
 History = Sequence[tuple[int, StalenessRule]]
-"""(version, rule) in order, each in force from the commit of its version on. They differ in S and eta."""
+"""(version, rule) in order, each in force from the commit of its version on. They differ in S and eta. A
+lineage's begins with the version that it commits first."""
 
 
-def waiting_bound(history: History, version: int) -> int:
-    """Most samples that are outstanding at the commit of `version`.
+def waiting_bound(history: History, version: int, kept: int = 0) -> int:
+    """Most samples that are outstanding at the commit of `version`. `kept`: how many the lineage began with.
 
     Under one rule floor(eta * B). After a change what was let in before may stand above the new limit; then
     nothing is started, and each window takes its B.
     """
-    bound = history[0][1].max_required - history[0][1].window
+    bound = max(kept, history[0][1].max_required - history[0][1].window)
     for number, (at, rule) in enumerate(history):
         end = history[number + 1][0] if number + 1 < len(history) else version
         windows = min(version, end) - at
@@ -121,21 +122,46 @@ def waiting_bound(history: History, version: int) -> int:
     return bound
 
 
-def gap_bound(history: History, oldest: int) -> int | None:
+def gap_bound(history: History, oldest: int, kept: int = 0) -> int | None:
     """Largest version gap of a sample whose oldest token is of version `oldest`; None when unbounded.
 
     With one rule at most its `largest_gap`. In general K - 1 + ceil(W / B): W is the most that waits at one
-    of the K commits before which it can finish, B the smallest window that may train it. docs/staleness.md.
+    of the K commits before which it can finish, B the smallest window that may train it. A sample older than
+    the lineage was kept under the first rule; after a change it may also have waited behind all of the
+    `kept` ones. docs/staleness.md.
     """
-    if waiting_bound(history, oldest + 1) == 0:
+    begun = history[0][0]
+    if oldest < begun and len(history) == 1:
+        return gap_bound([(oldest, history[0][1])], oldest)
+    if oldest >= begun and waiting_bound(history, oldest + 1, kept) == 0:
         return 0
     crosses = history[-1][1].crosses
     if crosses is None:
         return None
-    waiting = max(waiting_bound(history, oldest + 1 + k) for k in range(crosses))
-    started = max((at for at, _ in history if at <= oldest + 1), default=history[0][0])
+    waiting = max(waiting_bound(history, max(oldest, begun) + 1 + k, kept) for k in range(crosses))
+    started = max((at for at, _ in history if at <= oldest + 1), default=begun)
     smallest = min(rule.window for at, rule in history if at >= started)
-    return crosses - 1 + -(-waiting // smallest)
+    bound = crosses - 1 + -(-waiting // smallest)
+    if oldest < begun:
+        bound = max(bound, begun - oldest - 1 + -(-kept // smallest), history[0][1].largest_gap or 0)
+    return bound
+
+
+Forks = Mapping[int, tuple[int, int]]
+"""First version of a lineage -> (the committed version that its checkpoint comes after, windows between)."""
+
+
+def syncs_between(forks: Forks, one: int, other: int) -> int:
+    """Windows of training between two policies: back from each to the last that both come from.
+
+    Every version comes from the one before it, but for those that began a lineage.
+    """
+    windows = 0
+    while one != other:
+        one, other = min(one, other), max(one, other)
+        other, more = forks.get(other, (other - 1, 1))
+        windows += more
+    return windows
 
 
 def gate_open(outstanding: int, trained_since_sync: int, max_required: int) -> bool:

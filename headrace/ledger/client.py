@@ -15,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis
@@ -24,6 +25,7 @@ from redis.exceptions import MasterDownError, NoScriptError, OutOfMemoryError, R
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.ledger import keys, ops, replies, scripts
+from headrace.ledger.keep import Keep
 from headrace.ledger.ops import Op
 from headrace.redis_connect import LOGIN_REFUSED, login_refused
 
@@ -209,17 +211,29 @@ _ADOPT_HELP = {
     "server lost its data",
     replies.AdoptStatus.TRIMMED: "its prompt was trimmed because newer checkpoints covered it: resume from "
     "a newer one",
-    replies.AdoptStatus.INCOMPLETE: "work of the abandoned lineage is still outstanding",
+    replies.AdoptStatus.INCOMPLETE: "work of the abandoned lineage is still in flight",
 }
 
 
-def adopt(ledger: SyncLedger, lineage: int, manifest: Mapping[str, int]) -> None:
+@dataclass(frozen=True)
+class Adopted:
+    """What a new lineage made of the work that the checkpoint has not trained. Counts are samples."""
+
+    kept: int
+    """Finished or parked."""
+    restarted: int
+    """Start again from their prompts."""
+
+
+def adopt(ledger: SyncLedger, lineage: int, manifest: Mapping[str, int], keep: Keep | None = None) -> Adopted:
     """Make the ledger agree with a checkpoint: `manifest` is id -> step of every sample trained up to it.
+    `keep`: which of the others that are finished or parked stay so; None: none of them.
 
     Goes through all issued ids in chunks. Bears being cut off anywhere and run again, by the same lineage
     or by a newer one with any checkpoint.
     """
-    issued = ledger.run(ops.stats()).issued_total
+    before = ledger.run(ops.stats())
+    issued = before.issued_total
 
     def check(reply: replies.AdoptReply) -> None:
         if reply.status is not replies.AdoptStatus.OK:
@@ -232,4 +246,7 @@ def adopt(ledger: SyncLedger, lineage: int, manifest: Mapping[str, int]) -> None
     for i in range(0, issued, CHUNK):
         ids = [keys.sample_id(n) for n in range(i, min(issued, i + CHUNK))]
         check(ledger.run(ops.adopt_rest(lineage, [s for s in ids if s not in manifest])))
-    check(ledger.run(ops.finish_adopt(lineage)))
+    check(ledger.run(ops.finish_adopt(lineage, keep)))
+    after = ledger.run(ops.stats())
+    back = sum(after.requeued.get(why, 0) - before.requeued.get(why, 0) for why in ("rollback", "lineage"))
+    return Adopted(after.outstanding, back)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.ledger import replies as r
-from headrace.ledger.model_samples import SampleModel
-from headrace.ledger.states import OUTSTANDING, Event, State
+from headrace.ledger.keep import UNBOUNDED, Keep
+from headrace.ledger.model_samples import Record, SampleModel
+from headrace.ledger.states import Event, State
+from headrace.staleness import syncs_between
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Model(SampleModel):
     def adopt_rest(self, lineage: int, ids: Sequence[str]) -> r.AdoptReply:
         if not self._adopting(lineage):
             return r.AdoptReply(r.AdoptStatus.FENCED, "")
-        back = (State.TRAINED, *OUTSTANDING)
+        back = (State.TRAINED, State.IN_FLIGHT)
         for name in ids:
             s = self.get(name)
             if s is None:
@@ -86,19 +88,52 @@ class Model(SampleModel):
         for name in ids:
             s = self.records[int(name)]
             if s.state in back:
-                trained = s.state in (State.TRAINED, State.TRAINING)
-                self._ready(Event.ADOPT_REST, s, "rollback" if trained else "lineage")
+                self._ready(Event.ADOPT_REST, s, "rollback" if s.state is State.TRAINED else "lineage")
         return r.AdoptReply(r.AdoptStatus.OK, "")
 
-    def finish_adopt(self, lineage: int) -> r.AdoptReply:
+    def finish_adopt(self, lineage: int, keep: Keep | None = None) -> r.AdoptReply:
         if lineage != self.lineage:
             self._fenced("adopt")
             return r.AdoptReply(r.AdoptStatus.FENCED, "")
-        if self.phase == "adopting":
-            if self.within(*OUTSTANDING):
-                return r.AdoptReply(r.AdoptStatus.INCOMPLETE, "")
-            self.phase = "idle"
+        if self.phase != "adopting":
+            return r.AdoptReply(r.AdoptStatus.OK, "")
+        if self.within(State.IN_FLIGHT):
+            return r.AdoptReply(r.AdoptStatus.INCOMPLETE, "")
+        finished = sorted(self.within(State.TRAINING, State.QUEUED), key=lambda s: s.finished)
+        kept: list[Record] = []
+        if keep is not None and keep.scoring == self.scoring:
+            for s in [*finished, *self.within(State.PARKED)]:
+                if self._fits(keep, s, len(kept)):
+                    kept.append(s)
+        gone = [s for s in [*finished, *self.within(State.PARKED)] if s not in kept]
+        for s in gone:
+            if s.prompt is None:
+                return r.AdoptReply(r.AdoptStatus.TRIMMED, s.id)
+        for s in gone:
+            self._ready(Event.FINISH_ADOPT, s, "rollback" if s.state is State.TRAINING else "lineage")
+        for s in kept:
+            self.kept[s.state] += 1
+            if s.state is State.TRAINING:
+                self._move(Event.FINISH_ADOPT, s, State.QUEUED)
+                s.survived = True
+        if keep is not None:
+            self.forks[self.version + 1], self.scoring = (keep.parent, keep.windows), keep.scoring
+        self.phase = "idle"
         return r.AdoptReply(r.AdoptStatus.OK, "")
+
+    def _fits(self, keep: Keep, s: Record, place: int) -> bool:
+        """Whether `s` will be trained within the bound, with `place` kept samples before it."""
+        if place >= keep.limit or (s.state is State.TRAINING and s.survived):
+            return False
+        if keep.gap == UNBOUNDED:
+            return True
+        first = self.version + 1
+        forks = {**self.forks, first: (keep.parent, keep.windows)}
+        age = first - s.min_version
+        furthest = max(syncs_between(forks, v, first) for v in range(s.min_version, s.max_version + 1))
+        if s.state is State.PARKED:
+            return keep.gap > 0 and age < keep.crosses and furthest <= age
+        return max(age, furthest) + place // keep.window <= keep.gap
 
     def trim(self, floor: int) -> int:
         if floor <= self.trimmed:
@@ -255,6 +290,7 @@ class Model(SampleModel):
             fenced=sum(self.fenced_by.values()),
             fenced_by=dict(self.fenced_by),
             requeued=dict(self.requeued),
+            kept=dict(self.kept),
             finished=self.finishes,
             restarted=self.restarted,
             died=dict(self.died),

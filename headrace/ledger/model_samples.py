@@ -35,6 +35,8 @@ class Record:
     tokens: int = 0
     finished: int = 0
     """Running number of its finish."""
+    survived: bool = False
+    """A trainer ended while it was claimed."""
     window: int = 0
     step: int = 0
     lineage: int = 0
@@ -76,6 +78,9 @@ class SampleModel:
     windows: Counter[int] = field(default_factory=Counter)
     fenced_by: Counter[str] = field(default_factory=Counter)
     requeued: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
+    forks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    scoring: str = ""
     died: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
     restarted: int = 0
@@ -113,7 +118,7 @@ class SampleModel:
 
     def _ready(self, event: Event, s: Record, reason: str, last: tuple[object, ...] = ()) -> None:
         self._move(event, s, State.READY)
-        s.owner, s.work, s.reason, s.last = "", None, reason, last
+        s.owner, s.work, s.reason, s.last, s.survived = "", None, reason, last, False
         self.requeued[reason] += 1
 
     def _end(self, event: Event, s: Record, target: State, reason: str, last: tuple[object, ...]) -> None:
@@ -209,7 +214,8 @@ class SampleModel:
         if not s or not self._holds(s, owner, attempt):
             return self._fenced("park")
         self._move(Event.PARK, s, State.PARKED)
-        s.owner, s.work, s.min_version, s.last = "", work, low, ("park", owner, attempt)
+        s.owner, s.work, s.last = "", work, ("park", owner, attempt)
+        s.min_version, s.max_version = low, self.version
         return r.Verdict.OK
 
     def hand_back(self, owner: str, sample: str, attempt: int) -> r.Verdict:

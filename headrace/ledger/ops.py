@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headrace.ledger import replies as r
+from headrace.ledger.keep import Keep
 
 T = TypeVar("T")
 Arg = bytes | str | int
@@ -236,9 +237,11 @@ def adopt_rest(lineage: int, ids: Sequence[str]) -> Op[r.AdoptReply]:
     return Op("adopt_rest", (lineage, *ids), _adopted)
 
 
-def finish_adopt(lineage: int) -> Op[r.AdoptReply]:
-    """The ledger now agrees with the checkpoint; takes stay held until the first commit."""
-    return Op("finish_adopt", (lineage,), _adopted)
+def finish_adopt(lineage: int, keep: Keep | None = None) -> Op[r.AdoptReply]:
+    """Decide on finished and parked work (None: nothing is kept); with that the ledger agrees with the
+    checkpoint. Takes stay held until the first commit. Part of `client.adopt`.
+    """
+    return Op("finish_adopt", (lineage, *(keep.args() if keep else ())), _adopted)
 
 
 def hold(term: int, round_: int, lineage: int) -> Op[r.Verdict]:
@@ -392,6 +395,7 @@ def _stats(raw: Any) -> r.Stats:
         fenced=int(meta["fenced"]),
         fenced_by=data["fenced_by"],
         requeued=data["requeued"],
+        kept=data["kept"],
         finished=int(meta["seq"]),
         restarted=int(meta.get("restarted", 0)),
         died=data["died"],

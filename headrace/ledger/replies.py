@@ -67,7 +67,7 @@ class AdoptStatus(enum.StrEnum):
     TRIMMED = "trimmed"
     """A sample would have to start again but its prompt was trimmed: the checkpoint is too old."""
     INCOMPLETE = "incomplete"
-    """Work of the abandoned lineage is still outstanding."""
+    """Work of the abandoned lineage is still in flight."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,8 @@ class Stats:
     """The same by operation; `finish` are complete results that came too late."""
     requeued: dict[str, int]
     """Transitions back into `ready` so far, by reason."""
+    kept: dict[str, int]
+    """Work of abandoned lineages that new ones have kept so far, by the state it was found in."""
     finished: int
     """Complete results accepted so far; of a sample that went back and was finished again each."""
     restarted: int

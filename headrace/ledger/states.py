@@ -10,7 +10,9 @@ Guarantees that the ledger keeps (the table is what the Lua scripts, the referen
   every window that no commit has closed, so the bound also holds between the snapshot of a version and
   its commit; a sample that the trainer rejects has used up its place in the window as if it were
   trained. A re-opened dead sample is `ready` and holds no credit. If `max_required` is lowered, the
-  left side may stand above it, but it does not grow until it has sunk below.
+  left side may stand above it, but it does not grow until it has sunk below;
+* finished and parked work outlives the trainer: a new lineage keeps what will be trained within the bound on
+  the version gap (`docs/staleness.md`), with its credit, and counts it.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class Event(enum.StrEnum):
     REQUEUE_DEAD = "requeue_dead"
     ADOPT_TRAINED = "adopt_trained"
     ADOPT_REST = "adopt_rest"
+    FINISH_ADOPT = "finish_adopt"
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ _S, _E = State, Event
 _HOLDS = "the caller is its owner and names its attempt"
 _LINEAGE = "the caller's lineage is the current one"
 _ADOPTING = "the caller's lineage is the current one and is adopting"
+_FITS = "it will be trained within the bound on the version gap, and only one trainer ended over it"
 
 TRANSITIONS: tuple[Transition, ...] = (
     Transition(_E.ISSUE, None, _S.READY, "the feeder's cursor is the ledger's; data has not ended"),
@@ -143,11 +147,13 @@ TRANSITIONS: tuple[Transition, ...] = (
         Transition(_E.ADOPT_REST, source, _S.READY, f"{_ADOPTING}; not in the checkpoint: requeued({reason})")
         for source, reason in (
             (_S.TRAINED, "rollback"),
-            (_S.TRAINING, "rollback"),
             (_S.IN_FLIGHT, "lineage"),
-            (_S.PARKED, "lineage"),
-            (_S.QUEUED, "lineage"),
         )
+    ),
+    Transition(_E.FINISH_ADOPT, _S.TRAINING, _S.QUEUED, f"{_ADOPTING}; {_FITS}: kept, where it stood"),
+    *(
+        Transition(_E.FINISH_ADOPT, source, _S.READY, f"{_ADOPTING}; does not fit: requeued({reason})")
+        for source, reason in ((_S.TRAINING, "rollback"), (_S.PARKED, "lineage"), (_S.QUEUED, "lineage"))
     ),
 )
 

@@ -8,8 +8,11 @@ import redis
 
 from headrace.ledger import SyncLedger, keys, ops, scripts
 from headrace.ledger.audit import compare, states
+from headrace.ledger.keep import UNBOUNDED, Keep
 from headrace.ledger.model import Model
 from headrace.ledger.states import ALLOWED, State
+
+KEEP_ALL = Keep(parent=-1, windows=0, gap=UNBOUNDED, crosses=UNBOUNDED, window=1, limit=10**6, scoring="same")
 
 
 class LockStep:
@@ -74,7 +77,7 @@ class LockStep:
         self("configure", max_required, claim_size, max_retries, max_crashes, 1000, "print")
         self("open_term")
         self("open_lineage", 0, self.request())
-        self("finish_adopt", 1)
+        self("finish_adopt", 1, KEEP_ALL)
 
     def sync(self, members: list[str], validate: bool = False) -> Any:
         """A whole round onto the next version."""

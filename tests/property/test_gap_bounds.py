@@ -23,12 +23,15 @@ OWNERS = ["a", "b", "c"]
 class Schedule:
     """Rollouters, trainer and rounds that do, in random order, whatever the rule lets them do."""
 
+    how_often = 0.1  # a fault happens, where others have a weight of 0.2 to 3
+
     def __init__(self, pair: Any, rule: StalenessRule, seed: int) -> None:
         self.pair, self.rule, self.random = pair, rule, random.Random(seed)
         self.size = rule.require_batches * rule.mini_batch
         self.running: dict[str, tuple[str, int, int]] = {}  # id -> owner, attempt, oldest version
         self.parked: dict[str, int] = {}
-        self.window = self.updates = self.step = 0
+        self.window = self.updates = self.step = self.kept = 0
+        self.lineage = 1
         self.claimed: list[tuple[str, int]] = []
         self.largest = 0
         self.restarted = 0
@@ -37,6 +40,10 @@ class Schedule:
         self.limits: dict[int, int] = {}  # version -> limit that its commit sets
         pair.start(rule.max_required, self.size, max_retries=0, max_crashes=10**6)
         pair.sync(OWNERS)
+
+    @property
+    def faults(self) -> list[Callable[[], None]]:
+        return [self.lose]
 
     @property
     def version(self) -> int:
@@ -83,8 +90,9 @@ class Schedule:
         if self.updates == self.rule.sync_steps:
             if self.window > self.version:
                 return  # the round before is still running
-            self.pair("hold", self.pair.model.term, self.pair.model.round + 1, 1)
+            self.pair("hold", self.pair.model.term, self.pair.model.round + 1, self.lineage)
             self.window, self.updates = self.window + 1, 0
+            self.snapshot()
             if self.wanted != self.rule:  # taken up with the snapshot, in force with its commit
                 self.rule = self.wanted
                 self.rules.append((self.window, self.rule))
@@ -93,11 +101,12 @@ class Schedule:
         if reply.status != "batch":
             return
         for item in reply.items:
-            gap, bound = self.window - item.min_version, gap_bound(self.rules, item.min_version)
+            gap, bound = self.window - item.min_version, gap_bound(self.rules, item.min_version, self.kept)
             assert bound is None or gap <= bound, f"gap {gap}, the bound is {bound} under {self.rules}"
             self.largest = max(self.largest, gap)
+            self.claims(item.sample_id, bound)
             if self.random.random() < 0.1:
-                self.pair("drop", 1, [item.sample_id], "filter")
+                self.pair("drop", self.lineage, [item.sample_id], "filter")
             else:
                 self.claimed.append((item.sample_id, item.attempt))
         if len(self.claimed) < self.size:
@@ -106,10 +115,10 @@ class Schedule:
         kept = []
         for sample, attempt in self.claimed:
             if self.random.random() < 0.1:
-                self.pair("reject", 1, sample, attempt, "non_finite", "")
+                self.pair("reject", self.lineage, sample, attempt, "non_finite", "")
             else:
                 kept.append(sample)
-        self.pair("train", 1, self.step, kept)
+        self.pair("train", self.lineage, self.step, kept)
         self.claimed = []
         self.updates += 1
 
@@ -123,14 +132,21 @@ class Schedule:
         m = self.pair.model
         limit = self.limits.pop(self.window, 0)
         digest = f"d{self.window}"
-        reply = self.pair("commit", m.term, m.round, 1, self.window, digest, OWNERS, False, False, limit)
-        assert reply.status == "ok"
+        args = (m.term, m.round, self.lineage, self.window, digest, OWNERS, False, False, limit)
+        assert self.pair("commit", *args).status == "ok"
+
+    def snapshot(self) -> None:
+        """The window that has just begun has a policy of its own."""
+
+    def claims(self, sample: str, bound: int | None) -> None:
+        """The window trains it."""
 
     def run(self, steps: int, tunings: Sequence[tuple[int, float]] = ()) -> int:
         """The largest version gap of anything trained. `tunings`: S and eta that are wanted at some time."""
         bound = None if tunings else self.rule.largest_gap
-        actions: list[Callable[[], None]] = [self.take, self.finish, self.train, self.commit, self.lose]
-        weights = [self.random.uniform(0.2, 3.0) for _ in actions[:-1]] + [0.1]
+        actions: list[Callable[[], None]] = [self.take, self.finish, self.train, self.commit]
+        weights = [self.random.uniform(0.2, 3.0) for _ in actions] + [self.how_often for _ in self.faults]
+        actions += self.faults
         due = sorted(self.random.sample(range(steps), len(tunings)))
         for step in range(steps):
             if step in due:

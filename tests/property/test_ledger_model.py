@@ -9,6 +9,7 @@ answers, statistics and records, and asserts balance, audit, the gate's bound an
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from hypothesis.stateful import (
 )
 from lockstep import LockStep
 
+from headrace.ledger.keep import UNBOUNDED, Keep
 from headrace.ledger.model_samples import Record
 from headrace.ledger.states import State
 
@@ -31,6 +33,16 @@ owners = st.sampled_from(OWNERS)
 picks = st.integers(0, 1000)
 mostly = st.sampled_from([True] * 7 + [False])
 rarely = st.sampled_from([False] * 15 + [True])
+keeps = st.none() | st.builds(
+    Keep,
+    parent=st.integers(0, 3),
+    windows=st.integers(0, 2),
+    gap=st.integers(UNBOUNDED, 4),
+    crosses=st.integers(1, 3),
+    window=st.integers(1, 3),
+    limit=st.sampled_from([9, 9, 2, 0]),
+    scoring=st.sampled_from(["same"] * 7 + ["other"]),
+)
 
 
 def when(*states: State) -> Any:
@@ -247,8 +259,17 @@ class Schedules(RuleBasedStateMachine):
     # -- lineages --------------------------------------------------------------------------------
 
     @precondition(lambda self: self.quiet_for(6) and self.m.lineage < 6)
-    @rule(right=mostly, kept=st.integers(0, 4), extra=st.lists(picks, max_size=3), cut=rarely, finish=mostly)
-    def new_lineage(self, right: bool, kept: int, extra: list[int], cut: bool, finish: bool) -> None:
+    @rule(
+        right=mostly,
+        kept=st.integers(0, 4),
+        extra=st.lists(picks, max_size=3),
+        cut=rarely,
+        finish=mostly,
+        keep=keeps,
+    )
+    def new_lineage(
+        self, right: bool, kept: int, extra: list[int], cut: bool, finish: bool, keep: Keep | None
+    ) -> None:
         """A trainer starts from a checkpoint: all but the last `kept` steps, and ids that Redis forgot."""
         if not self.pair("open_lineage", self.m.lineage - int(not right), self.pair.request()).ok:
             return
@@ -262,13 +283,17 @@ class Schedules(RuleBasedStateMachine):
             return
         self.pair("adopt_rest", lineage, rest)
         if finish:
-            self.pair("finish_adopt", lineage)
+            self.pair("finish_adopt", lineage, self.of_now(keep))
             self.pair.sync(["a", "b"])
 
     @precondition(lambda self: self.m.phase == "adopting")
-    @rule()
-    def finish_adopt(self) -> None:
-        self.pair("finish_adopt", self.m.lineage)
+    @rule(keep=keeps)
+    def finish_adopt(self, keep: Keep | None) -> None:
+        self.pair("finish_adopt", self.m.lineage, self.of_now(keep))
+
+    def of_now(self, keep: Keep | None) -> Keep | None:
+        """`parent` says how many versions were lost."""
+        return keep and replace(keep, parent=self.m.version - keep.parent)
 
     # -- the past comes back ---------------------------------------------------------------------
 

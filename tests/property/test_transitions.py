@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
-from lockstep import ID, LockStep, bring_to
+from lockstep import ID, KEEP_ALL, LockStep, bring_to
 
 from headrace.ledger import (
     AdoptError,
@@ -15,6 +16,7 @@ from headrace.ledger import (
     ops,
 )
 from headrace.ledger import adopt as adopt_checkpoint
+from headrace.ledger.client import Adopted
 from headrace.ledger.states import ALLOWED, Event, State
 
 Make = Callable[[], LockStep]
@@ -24,7 +26,7 @@ def attempts_of(event: Event) -> list[Callable[[LockStep], object]]:
     """Every way in which this event could move sample 0, right or wrong."""
     stale = [("b", 1), ("a", 0), ("a", 1), ("a", 2)]
 
-    def adopting(name: str, argument: list[Any]) -> Callable[[LockStep], object]:
+    def adopting(name: str, argument: Any) -> Callable[[LockStep], object]:
         def run(pair: LockStep) -> object:
             pair("open_lineage", 1, pair.request())
             return pair(name, 2, argument)
@@ -65,6 +67,10 @@ def attempts_of(event: Event) -> list[Callable[[LockStep], object]]:
             lambda p: p("adopt_trained", 1, [(ID, 3)]),
         ],
         Event.ADOPT_REST: [adopting("adopt_rest", [ID]), lambda p: p("adopt_rest", 1, [ID])],
+        Event.FINISH_ADOPT: [
+            *(adopting("finish_adopt", keep) for keep in (None, KEEP_ALL, replace(KEEP_ALL, limit=0))),
+            lambda p: p("finish_adopt", 0, None),
+        ],
     }
     return table[event]
 
@@ -142,7 +148,8 @@ def test_a_checkpoint_is_adopted_whatever_the_ledger_says(lockstep: Make, valkey
     assert not pair("open_lineage", 1, "other").ok
     ledger = pair.ledger
     ledger.run(ops.adopt_rest(2, [f"{n:010d}" for n in range(4, 9)]))  # cut off, and begun again
-    adopt_checkpoint(ledger, 2, manifest)
+    adopted = adopt_checkpoint(ledger, 2, manifest)
+    assert adopted == Adopted(kept=0, restarted=4), "beside those that went back before the cut"
     stats = ledger.run(ops.stats())
     assert stats.counts["trained"] == 4
     assert stats.counts["ready"] == 16
@@ -152,6 +159,29 @@ def test_a_checkpoint_is_adopted_whatever_the_ledger_says(lockstep: Make, valkey
     assert audit(valkey, "property").balanced
     with pytest.raises(AdoptError, match="newer lineage"):
         adopt_checkpoint(ledger, 1, manifest)
+
+
+def test_what_was_claimed_goes_back_to_the_head_of_the_queue_once(lockstep: Make) -> None:
+    """It may be what the trainer dies of: the second time it starts again from its prompt."""
+    pair = lockstep()
+    pair.start(max_required=8, claim_size=2)
+    pair.issue(4)
+    pair.sync(["a"])
+    for item in reversed(pair.take("a", 3).items):
+        pair.finish("a", item.sample_id, item.attempt)
+    first = [c.sample_id for c in pair.claim(0, 2).items]
+    pair("finish_adopt", open_lineage(pair), KEEP_ALL)
+    pair.sync(["a"])
+    again = pair.claim(1, 2).items
+    assert [(c.sample_id, c.attempt) for c in again] == [(i, 1) for i in first]
+    pair("finish_adopt", open_lineage(pair), KEEP_ALL)
+    stats = pair.ledger.run(ops.stats())
+    assert stats.kept == {"training": 2, "queued": 2}
+    assert stats.requeued == {"rollback": 2}
+
+
+def open_lineage(pair: LockStep) -> int:
+    return int(pair("open_lineage", pair.model.lineage, pair.request()).lineage)
 
 
 def test_a_checkpoint_of_another_run_is_refused(lockstep: Make) -> None:

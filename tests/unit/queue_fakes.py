@@ -52,6 +52,7 @@ def make_stats(**changes: Any) -> Stats:
         "fenced": 1,
         "fenced_by": {"finish": 1},
         "requeued": {"expired": 5},
+        "kept": {"queued": 2},
         "finished": 0,
         "restarted": 0,
         "died": {"poison": 2},

@@ -25,7 +25,7 @@ local function fenced(op)
 end
 
 local FIELDS = { 'state', 'owner', 'attempt', 'issue', 'eid', 'failures', 'crashes', 'window', 'lineage',
-  'reason', 'last', 'min_version', 'max_version', 'tokens', 't_finished', 'step' }
+  'reason', 'last', 'min_version', 'max_version', 'tokens', 't_finished', 'step', 'seq', 'survived' }
 local NUMBERS = { attempt = true, issue = true, failures = true, crashes = true }
 
 -- The sample's record without its blobs, or nil for an unknown id.
@@ -97,8 +97,8 @@ end
 -- Into `ready`, to start again from the prompt. `attempt` stays: it only ever grows.
 local function to_ready(s, reason, last)
   leave(s)
-  call('HDEL', skey(s.id), 'work', 'min_version', 'max_version', 'tokens', 'eid', 'window', 'step',
-    'lineage', 'detail', 't_finished', 't_claimed')
+  call('HDEL', skey(s.id), 'work', 'min_version', 'max_version', 'tokens', 'eid', 'seq', 'window', 'step',
+    'lineage', 'detail', 't_finished', 't_claimed', 'survived')
   call('HSET', skey(s.id), 'state', 'ready', 'owner', '', 'reason', reason, 'last', last or '')
   call('ZADD', key('retries'), s.issue, s.id)
   bump('requeued:' .. reason)

@@ -1,7 +1,6 @@
--- lineage, ids that the checkpoint has not trained
+-- lineage, ids that the checkpoint has not trained. Finished and parked ones are finish_adopt's.
 if ARGV[1] ~= text('lineage') or text('phase') ~= 'adopting' then return fenced('adopt') end
-local REASON = { trained = 'rollback', training = 'rollback', in_flight = 'lineage', parked = 'lineage',
-  queued = 'lineage' }
+local REASON = { trained = 'rollback', in_flight = 'lineage' }
 local todo, seen = {}, {}
 for i = 2, #ARGV do
   local s = load(ARGV[i])

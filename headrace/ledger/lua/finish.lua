@@ -11,8 +11,9 @@ end
 leave(s)
 local eid = call('XADD', key('samples'), '*', 'id', id, 'attempt', attempt, 'min_version', ARGV[5],
   'max_version', ARGV[6], 'tokens', ARGV[7], 'payload', ARGV[4])
-call('ZADD', key('queued'), call('HINCRBY', META, 'seq', 1), id)
+local seq = call('HINCRBY', META, 'seq', 1)
+call('ZADD', key('queued'), seq, id)
 call('HDEL', skey(id), 'work')
-call('HSET', skey(id), 'state', 'queued', 'eid', eid, 'min_version', ARGV[5], 'max_version', ARGV[6],
-  'tokens', ARGV[7], 'last', last, 't_finished', now())
+call('HSET', skey(id), 'state', 'queued', 'eid', eid, 'seq', seq, 'min_version', ARGV[5],
+  'max_version', ARGV[6], 'tokens', ARGV[7], 'last', last, 't_finished', now())
 return { 'ok' }

@@ -7,5 +7,7 @@ if s.last == last then return { 'duplicate' } end
 if not holds(s, owner, attempt) then return fenced('park') end
 leave(s)
 call('ZADD', key('parked'), s.issue, id)
-call('HSET', skey(id), 'state', 'parked', 'owner', '', 'work', ARGV[4], 'min_version', ARGV[5], 'last', last)
+-- No token is newer than what is committed; how much older the newest is, nobody says.
+call('HSET', skey(id), 'state', 'parked', 'owner', '', 'work', ARGV[4], 'min_version', ARGV[5],
+  'max_version', num('version'), 'last', last)
 return { 'ok' }

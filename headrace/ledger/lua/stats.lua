@@ -4,7 +4,8 @@ local function group(name)
   for _, reason in ipairs(call('HVALS', key(name))) do out[reason] = (out[reason] or 0) + 1 end
   return out
 end
-local meta, fields, groups = call('HGETALL', META), {}, { requeued = {}, fenced = {}, dead = {}, dropped = {} }
+local meta, fields, groups = call('HGETALL', META), {}, {}
+for _, name in ipairs({ 'requeued', 'kept', 'fenced', 'dead', 'dropped' }) do groups[name] = {} end
 for i = 1, #meta, 2 do
   local head, rest = string.match(meta[i], '^(%a+):(.*)$')
   if head and groups[head] then groups[head][rest] = tonumber(meta[i + 1])
@@ -20,7 +21,8 @@ if oldest then age = tonumber(now()) - tonumber(call('HGET', skey(oldest), 't_fi
 local queued, training = call('ZCARD', key('queued')), call('HLEN', key('training'))
 return cjson.encode({
   meta = fields, members = members, in_flight_by_owner = owners,
-  requeued = groups.requeued, fenced_by = groups.fenced, died = groups.dead, left = groups.dropped,
+  requeued = groups.requeued, kept = groups.kept, fenced_by = groups.fenced, died = groups.dead,
+  left = groups.dropped,
   dead_reasons = group('dead'), dropped_reasons = group('dropped'),
   trained_since_sync = trained_since_sync(), oldest_queued_age_s = age, stream = call('XLEN', key('samples')),
   counts = {

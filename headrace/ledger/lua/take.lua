@@ -80,7 +80,8 @@ for i, id in ipairs(chosen) do
   local s = load(id)
   leave(s)
   if s.state == 'parked' and tonumber(s.min_version) < oldest then
-    call('HDEL', skey(id), 'work', 'min_version') -- too old to continue: from the prompt, same credit
+    -- Too old to continue: from the prompt, with the same credit.
+    call('HDEL', skey(id), 'work', 'min_version', 'max_version')
     bump('restarted')
   end
   call('HSET', skey(id), 'state', 'in_flight', 'owner', owner, 'attempt', s.attempt + 1, 't_taken', t)
