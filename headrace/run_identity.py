@@ -7,6 +7,7 @@ refused by all alike. A run that an earlier release began lacks some keys; what 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -38,6 +39,19 @@ def of(config: RunConfig) -> dict[str, object]:
     plain = {key: value_at(config, key) for key in _PLAIN}
     # The model's name, not where it lies: a checkout or a cache may have moved.
     return {**plain, "model.path": Path(config.model.path).name, "environment.kwargs": kwargs}
+
+
+def scoring(config: RunConfig) -> str:
+    """Digest of what may change within a run and makes finished samples unlike new ones: their rewards."""
+    how_called = {"timeout_s", "concurrency", "retries", "url", "token_env"}
+    facts = {
+        "function": config.custom_reward_function.model_dump(exclude=how_called),
+        "sources": {
+            name: source.model_dump(exclude=how_called) for name, source in config.reward.sources.items()
+        },
+        "baseline": config.has_greedy_baseline,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def changes(fingerprint: str, config: RunConfig) -> list[str]:

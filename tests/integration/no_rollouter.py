@@ -39,12 +39,13 @@ class Processes:
         self._ports = {name: free_port() for name in ("queue", "coordinator", "rendezvous")}
 
     @classmethod
-    def make(cls, folder: Path, server: Any, ranks: int = 1) -> Processes:
-        """With the run's files."""
+    def make(cls, folder: Path, server: Any, ranks: int = 1, **more: dict[str, Any]) -> Processes:
+        """With the run's files; `more` settings, by section."""
         model = folder / "model"
         tiny_models.save("llama-tied", model)
         write_tokenizer(model)
-        settings = {"trainer": {"n_gpus_per_node": ranks, "device": "cpu"}, "redis": {"outage_timeout_s": 60}}
+        trainer = {"n_gpus_per_node": ranks, "device": "cpu"}
+        settings = {"trainer": trainer, "redis": {"outage_timeout_s": 60}, **more}
         Queue(folder / "run", server, model, settings).close()
         return cls(folder / "run", server.port)
 

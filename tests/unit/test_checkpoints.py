@@ -13,8 +13,8 @@ from headrace.runner.layout import RESUMED_FROM, complete_checkpoints
 from headrace_trainer.checkpoint import MANIFEST, Checkpoints, Progress, SaveFailed
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.resume import candidates
-from tests.unit.learners import training
+from headrace_trainer.resume import adopted, candidates, work_to_keep
+from tests.unit.learners import config, training
 
 
 @pytest.mark.parametrize("names", [["policy"], ["policy", "critic"]])
@@ -170,6 +170,25 @@ def test_a_path_is_obeyed_once(tmp_path: Path) -> None:
     (tmp_path / RESUMED_FROM).unlink()  # somebody asks again
     assert candidates(tmp_path, wanted) == ["step_00000002", "step_00000001"]
     assert (tmp_path / "aside_2_step_00000003").exists()
+
+
+def test_going_back_by_a_path_keeps_nothing_of_what_came_after(tmp_path: Path) -> None:
+    made(tmp_path, 1, 2, 3)
+    progress = Progress(optimizer_steps=2, version=2, step_of_version={"0": 0, "1": 1, "2": 2})
+    asynchronous = config(async_training={"staleness_threshold": 1})
+
+    def limit() -> int:
+        return work_to_keep(asynchronous, progress, 3, tmp_path).limit
+
+    candidates(tmp_path, "auto")
+    assert limit() == asynchronous.rule.max_required > 0
+    candidates(tmp_path, str(tmp_path / "step_00000002"))
+    assert limit() == 0
+    candidates(tmp_path, str(tmp_path / "step_00000002"))  # it died before the ledger heard of it
+    assert limit() == 0
+    adopted(tmp_path)
+    candidates(tmp_path, str(tmp_path / "step_00000002"))  # the next start has obeyed already
+    assert limit() > 0
 
 
 @pytest.mark.parametrize("name", ["step_00000009", "../elsewhere/step_00000002", "maybe"])

@@ -68,6 +68,29 @@ class Progress:
     kl_coef: float | None = None
     """Of the KL divergence in the reward, as the controller left it."""
 
+    def origin(self, version: int) -> tuple[int, int]:
+        """The newest committed version that these weights come after, and the windows of training between the
+        two. `version`: committed last, perhaps by others. A snapshot that had not committed when this was
+        saved may have left its number to another."""
+        known = sorted(map(int, self.step_of_version))
+        parent = max((v for v in known if v <= min(version, self.version)), default=min(version, 0))
+        steps = self.step_of_version.get(str(known[-1]), 0) if known else 0
+        return parent, sum(v > parent for v in known) + (self.optimizer_steps > steps)
+
+    def count_lost(self, version: int, window_steps: int) -> None:
+        """Place the versions up to `version`, committed last, that a lost trainer made after these weights.
+
+        A policy that was l optimizer steps ahead is as far from what is trained now as one that is l steps
+        behind, so it counts as that. `window_steps`: optimizer steps of a window.
+        """
+        if version < 0:
+            return
+        parent, _ = self.origin(version)
+        begun = self.step_of_version.setdefault(str(parent), 0)  # missing: the initial weights
+        for lost in range(parent + 1, version + 1):
+            ahead = begun + (lost - parent) * window_steps - self.optimizer_steps
+            self.step_of_version[str(lost)] = self.optimizer_steps - max(0, ahead)
+
 
 def read_manifest(checkpoint: Path) -> Progress:
     """Raises ValueError when it is damaged or of another format."""

@@ -37,7 +37,7 @@ from headrace_trainer.learner import Learned, Learner
 from headrace_trainer.policy import export_model
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import Report
-from headrace_trainer.resume import candidates, set_aside
+from headrace_trainer.resume import adopted, candidates, set_aside, work_to_keep
 from headrace_trainer.sync_client import SyncClient, SyncFailed
 from headrace_trainer.weight_server import WeightServer
 from headrace_trainer.window_rule import WindowRule
@@ -100,10 +100,12 @@ class Trainer:
             names = [t.name for unit in self.snapshot.units for t in unit.tensors]
             check_names(Path(self.config.model.path), names)
         self._recover()
-        self.progress.lineage, version = self.ranks.share(
+        self.progress.lineage, version, kept = self.ranks.share(
             self._open_lineage() if self.ranks.is_first else None
         )
+        self.progress.count_lost(version, self.rule.present.sync_steps * self.rule.present.require_batches)
         self.progress.version = version
+        self.rule.resumed(version + 1, kept)
         if self.ranks.is_first:
             self.trained_log = TrainedLog(self.run_dir)
             self.trained_log.began(self.progress.lineage, self.progress.step)
@@ -154,17 +156,22 @@ class Trainer:
         self.learner.resumed(self.progress.step, self.progress.kl_coef)
         self.report.resumed(self.progress.wall_s)
 
-    def _open_lineage(self) -> tuple[int, int]:
-        """Rank 0: a new lineage, and a ledger that agrees with the checkpoint."""
+    def _open_lineage(self) -> tuple[int, int, int]:
+        """Rank 0: a new lineage, and a ledger that agrees with the checkpoint. Returns its number, the
+        committed version and the samples that it keeps of the one before."""
         heartbeat.beat(max(heartbeat.LONG_S, self.config.services.start_timeout_s))
         wait_until_configured(self.ledger, self.config)
         expected = self.ledger.run(ops.stats()).lineage
         reply = self.ledger.run(ops.open_lineage(expected))
         if not reply.ok:
             raise ClaimFailed("another trainer opened a lineage at the same time")
-        adopt(self.ledger, reply.lineage, self.progress.trained)
-        log.info("lineage opened", extra={"lineage": reply.lineage, "from_step": self.progress.step})
-        return reply.lineage, reply.version
+        directory = self.run_dir / "checkpoints"
+        keep = work_to_keep(self.config, self.progress, reply.version, directory)
+        done = adopt(self.ledger, reply.lineage, self.progress.trained, keep)
+        adopted(directory)
+        started = {"lineage": reply.lineage, "from_step": self.progress.step}
+        log.info("lineage opened", extra={**started, "kept": done.kept, "restarted": done.restarted})
+        return reply.lineage, reply.version, done.kept
 
     def _host(self) -> str:
         return interface_address(environment.coordinator().rsplit(":", 1)[0])
@@ -377,6 +384,7 @@ class Trainer:
                 log.warning("the last round failed", extra={"reason": str(error)})
             if answer is not None:
                 self.report.committed(answer, self.snapshot.nbytes)
+                self.progress.version = answer.version
         self.save(wait=True)
         self.close()
 

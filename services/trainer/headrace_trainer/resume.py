@@ -3,16 +3,37 @@
 `auto` means the newest; a path means that one, once: checkpoints that are newer are set aside, and a trainer
 that starts again later goes on from what it has saved itself meanwhile. `checkpoints/resumed_from` remembers
 that a path has been obeyed; the runner removes it when somebody asks again.
+
+Finished and parked samples of the lineage before are kept where they fit; none when somebody goes back by a
+path: what came after it is to be done anew. `checkpoints/going_back` says so until the ledger agrees.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
+from headrace import run_identity
+from headrace.config import RunConfig
+from headrace.ledger.keep import Keep, keep_under
 from headrace.runner.layout import RESUMED_FROM, checkpoint_at, complete_checkpoints
+from headrace_trainer.checkpoint import Progress
 
 log = logging.getLogger("headrace.trainer.resume")
+
+GOING_BACK = "going_back"
+
+
+def work_to_keep(config: RunConfig, progress: Progress, version: int, directory: Path) -> Keep:
+    """Of the finished and parked samples in the ledger, whose committed version is `version`."""
+    keep = keep_under(config.rule, *progress.origin(version), run_identity.scoring(config))
+    return replace(keep, limit=0) if (directory / GOING_BACK).exists() else keep
+
+
+def adopted(directory: Path) -> None:
+    """The ledger agrees with the checkpoint."""
+    (directory / GOING_BACK).unlink(missing_ok=True)
 
 
 def candidates(directory: Path, resume: str) -> list[str]:
@@ -30,6 +51,7 @@ def _obey(directory: Path, wanted: Path) -> None:
     if marker.exists() and marker.read_text() == str(wanted):
         return
     found = checkpoint_at(directory, wanted)
+    (directory / GOING_BACK).touch()
     set_aside(directory, [d.name for d in complete_checkpoints(directory) if d.name > found.name])
     marker.write_text(str(wanted))
 

@@ -83,11 +83,12 @@ def mean_advantages(mini_batches: Sequence[Sequence[Row]]) -> dict[str, list[flo
 
 
 def _behaviour_steps(t: Trajectory, clock: list[tuple[int, int]]) -> FloatArray:
-    """A version that only a lost trainer knew counts as the newest older one that is known."""
+    """A version that nobody knows counts as the newest older one that is known. What would lie before the
+    first step counts as the first."""
     out = np.zeros(len(t.token_ids))
     for s in t.segments:
         at = bisect.bisect_right(clock, s.version, key=lambda entry: entry[0])
-        out[s.start : s.end] = clock[at - 1][1] if at else 0
+        out[s.start : s.end] = max(0, clock[at - 1][1]) if at else 0
     return out
 
 

@@ -18,6 +18,11 @@ class WindowRule:
     def __init__(self, rule: StalenessRule) -> None:
         self.present = rule
         self._history = [(-1, rule)]
+        self._kept = 0
+
+    def resumed(self, first: int, kept: int) -> None:
+        """A lineage begins with version `first` and `kept` samples of the one before, which fit the rule."""
+        self._history, self._kept = [(first, self.present)], kept
 
     def take_up(self, version: int, sync_steps: int, threshold: float) -> None:
         """What holds for the window that `version` opens."""
@@ -38,7 +43,7 @@ class WindowRule:
         gate is broken. Raises RuntimeError."""
         bounds = [0.0]
         for version in oldest:
-            gap, bound = window - version, gap_bound(self._history, version)
+            gap, bound = window - version, gap_bound(self._history, version, self._kept)
             if gap < 0 or (bound is not None and gap > bound):
                 raise RuntimeError(f"version gap {gap} in window {window}, the bound is {bound}")
             bounds.append(math.inf if bound is None else bound)
