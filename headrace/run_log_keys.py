@@ -104,6 +104,7 @@ DEFINITIONS: tuple[Keys, ...] = (
         CANARY,
     ),
     Keys("queue/{depth,in_flight,dead,requeued}", "samples, as the ledger counts them"),
+    Keys("queue/kept", "finished and parked samples that new trainers have kept so far"),
     Keys("queue/dropped", "samples left out of training (`drop_last`, `zero_spread`)"),
     Keys("queue/message_latency_s", "mean seconds from written to read"),
     Keys("queue/oldest_age_s", "age of the oldest finished sample"),

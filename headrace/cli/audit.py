@@ -16,7 +16,7 @@ from headrace.cli.status import no_run
 from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, compare, read_op, states
 from headrace.runner.layout import RunLayout, find_run, read_rows
-from headrace.runner.summary import balance_line
+from headrace.runner.summary import balance_line, kept_lines
 
 EXIT_UNBALANCED, EXIT_USAGE = 1, 2
 
@@ -41,6 +41,7 @@ JSON = {
     "trained_once": "samples on that path",
     "taken_back": "samples of steps that a later start took back",
     "problems": "one sentence each",
+    "kept": "finished and parked samples that new trainers have kept, by the state they were found in",
 }
 
 
@@ -62,8 +63,9 @@ def audit(name: str, runs_dir: Path, *, as_json: bool = False) -> int:
     ended_in_order = not layout.in_use() and _ended_in_order(layout)
     try:
         with ledger_of(layout) as found:
+            stats = found.ledger.run(ops.stats())
             if found.in_cluster:
-                ended_in_order = found.ledger.run(ops.stats()).completed
+                ended_in_order = stats.completed
             raw = found.ledger.run(read_op())
     except NoLedger as error:
         print(f"headrace: {error}", file=sys.stderr)
@@ -73,10 +75,10 @@ def audit(name: str, runs_dir: Path, *, as_json: bool = False) -> int:
     if ended_in_order:  # else the ledger and the file may be a step, or the half of a recovery, apart
         problems = problems + trained_log.compare(path, states(raw))
     if as_json:
-        print(json.dumps(facts(layout.root.name, report, path, problems), indent=2))
+        print(json.dumps({**facts(layout.root.name, report, path, problems), "kept": stats.kept}, indent=2))
     else:
-        print(report.text())
-        print(balance_line(report.issued_total, report.counts, report.balanced))
+        balance = balance_line(report.issued_total, report.counts, report.balanced)
+        print("\n".join([report.text(), balance, *kept_lines(stats.kept)]))
         print("\n".join(problems) or trained_log.summary_line(path))
     return 0 if report.balanced and not problems else EXIT_UNBALANCED
 

@@ -205,6 +205,7 @@ def text(facts: dict[str, Any], layout: RunLayout) -> list[str]:
             f"{len(ledger['members'])} rollouters taking part"
         )
         out.append(", ".join(f"{counts[state]} {state}" for state in summaries.STATES))
+        out += summaries.kept_lines(ledger["kept"])
         if advice := facts.get("recommendation"):
             out.append(f"recommended rollouters: {advice['rollouters']} ({advice['why']})")
         if ledger["dead_reasons"]:

@@ -104,7 +104,12 @@ QUEUE = Row(
                 "too old to continue",
                 f"sum by (release) (increase({of_run('headrace_queue_restarted_total')}[$__rate_interval]))",
             ),
-            about="Too old to continue: partial work that max_version_gap throws away.",
+            (
+                "kept: {{state}}",
+                f"sum by (state) (increase({of_run('headrace_queue_kept_total')}[$__rate_interval]))",
+            ),
+            about="Too old to continue: partial work that max_version_gap throws away. Kept: finished and "
+            "parked work that a new trainer did not put back.",
         ),
         lines(
             "Failures",

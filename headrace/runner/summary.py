@@ -134,6 +134,7 @@ def _ledger(stats: Stats | None) -> dict[str, Any] | None:
         **{state: stats.counts[state] for state in STATES},
         "requeued": sum(stats.requeued.values()),
         "requeued_by_reason": dict(stats.requeued),
+        "kept": dict(stats.kept),
         "dead_by_reason": dict(stats.dead_reasons),
         "dropped_by_reason": dict(stats.dropped_reasons),
         "fenced": stats.fenced,
@@ -201,6 +202,7 @@ def lines(summary: Mapping[str, Any], layout: RunLayout) -> list[str]:
     out += _sync_lines(summary.get("sync") or {}) + _memory_lines(summary.get("memory") or {})
     if line := ledger_line(summary):
         out.append(line)
+    out += kept_lines((summary.get("ledger") or {}).get("kept") or {})
     if summary.get("final"):
         out.append(f"model: {summary['final']}")
     out.append(f"details: {layout.summary}")
@@ -224,6 +226,12 @@ def balance_line(issued: int, counts: Mapping[str, int], balanced: bool | None) 
     sign = "=" if sum(counts[state] for state in STATES) == issued else "≠"
     verdict = {True: "ledger balanced", False: "LEDGER NOT BALANCED", None: "ledger (not audited)"}[balanced]
     return f"{verdict}: {issued} issued {sign} {' + '.join(parts)}"
+
+
+def kept_lines(kept: Mapping[str, int]) -> list[str]:
+    """`kept over starts of the trainer: 2 parked, 12 queued`; none where nothing was."""
+    shown = ", ".join(f"{count} {state}" for state, count in sorted(kept.items()))
+    return [f"kept over starts of the trainer: {shown}"] if shown else []
 
 
 def _score_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -24,6 +24,7 @@ FENCED = (
     *("reject", "release", "remove_member", "train"),
 )
 REQUEUED = ("expired", "failed", "handback", "lineage", "operator", "rejected", "rollback")
+KEPT = ("parked", "queued", "training")
 DIED = (
     *("environment_error", "generation_error", "malformed", "non_finite", "poison"),
     *("reward_error", "timeout"),
@@ -149,6 +150,7 @@ def _ledger(stats: Stats) -> Iterator[Metric]:
         "operation", "headrace_queue_fenced", "Late requests refused, by operation", stats.fenced_by, FENCED
     )
     yield _by("reason", "headrace_queue_requeued", "Samples put back, by reason", stats.requeued, REQUEUED)
+    yield _by("state", "headrace_queue_kept", "Work that a new trainer kept, by its state", stats.kept, KEPT)
     yield _by("reason", "headrace_queue_dead_letters", "Samples that died, by reason", stats.died, DIED)
     yield _by("reason", "headrace_samples_dropped", "Samples dropped, by reason", stats.left, DROPPED)
 

@@ -302,6 +302,7 @@ class Report:
             "queue/dead": stats.counts["dead"],
             "queue/dropped": stats.counts["dropped"],
             "queue/requeued": sum(stats.requeued.values()),
+            "queue/kept": sum(stats.kept.values()),
             "perf/samples_per_s": samples / step_s,
             "perf/tokens_per_s": tokens / step_s,
             "perf/steps_per_hour": 3600.0 / step_s,
