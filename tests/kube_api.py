@@ -304,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not name and method == "POST":
             return kube.create(kind, body)
         if sub == "scale" and kind in ("deployments", "leaderworkersets"):
-            return self._scale(kind, name, body)
+            return self._scale(kind, name, body, query.get("fieldManager") or "unknown")
         if method == "GET":
             return kube.get(kind, name)
         if method == "DELETE":
@@ -314,7 +314,7 @@ class _Handler(BaseHTTPRequestHandler):
         patch = _patcher(self.headers.get("Content-Type") or "")
         return kube.update(kind, name, lambda old: patch(old, body))
 
-    def _scale(self, kind: str, name: str, body: Object) -> Object:
+    def _scale(self, kind: str, name: str, body: Object, manager: str) -> Object:
         if self.command == "GET":
             return _to_scale(self.kube.get(kind, name))
         if self.command == "PATCH":
@@ -324,7 +324,10 @@ class _Handler(BaseHTTPRequestHandler):
             version = (body.get("metadata") or {}).get("resourceVersion")
             if version is not None:
                 old["metadata"]["resourceVersion"] = version
-            old["spec"]["replicas"] = int((body.get("spec") or {}).get("replicas", 0))
+            replicas = int((body.get("spec") or {}).get("replicas", 0))
+            if replicas != old["spec"]["replicas"]:
+                old["metadata"]["managedFields"] = [_sets_replicas(manager)]
+            old["spec"]["replicas"] = replicas
             return old
 
         return _to_scale(self.kube.update(kind, name, change))
@@ -387,6 +390,17 @@ def _to_scale(workload: Object) -> Object:
         "metadata": meta | {"creationTimestamp": workload["metadata"]["creationTimestamp"]},
         "spec": {"replicas": workload["spec"]["replicas"]},
         "status": {"replicas": workload["status"]["replicas"], "selector": selector},
+    }
+
+
+def _sets_replicas(manager: str) -> Object:
+    """Whoever changes a field owns it alone."""
+    return {
+        "manager": manager,
+        "operation": "Update",
+        "subresource": "scale",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:spec": {"f:replicas": {}}},
     }
 
 

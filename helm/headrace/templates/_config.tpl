@@ -165,10 +165,29 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- .Values.trainer.terminationGracePeriodSeconds | default (add (include "headrace.stopSeconds" .) 60) -}}
 {{- end -}}
 
+{{/*
+"true" where the run is complete and the coordinator has scaled the trainer to none: the API notes who has set a field.
+Whoever scales it up again owns the number from then on.
+*/}}
+{{- define "headrace.atRest" -}}
+{{- $name := printf "%s-trainer" (include "headrace.base" .) -}}
+{{- $live := dict -}}
+{{- if ne .Values.trainer.workload "leaderWorkerSet" -}}
+{{- $live = lookup "apps/v1" "Deployment" .Release.Namespace $name -}}
+{{- else if .Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1" -}}
+{{- $live = lookup "leaderworkerset.x-k8s.io/v1" "LeaderWorkerSet" .Release.Namespace $name -}}
+{{- end -}}
+{{- if and $live (eq (dig "spec" "replicas" 1 $live | int) 0) -}}
+{{- range $live.metadata.managedFields -}}
+{{- if and (eq .manager "headrace-coordinator") (hasKey (dig "fieldsV1" "f:spec" dict .) "f:replicas") -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What `spec.replicas` of the rollouters shall say; nothing where KEDA sets it from the start. */}}
 {{- define "headrace.rollouterReplicas" -}}
 {{- $v := .Values -}}
-{{- if not (kindIs "invalid" $v.rollouter.replicas) -}}
+{{- if not (or (kindIs "invalid" $v.rollouter.replicas) (include "headrace.atRest" .)) -}}
 {{- int $v.rollouter.replicas -}}
 {{- else -}}
 {{- /* What kubectl scale or KEDA has made of it stays: an upgrade repeats it. Left out, it would be reset to 1. */ -}}

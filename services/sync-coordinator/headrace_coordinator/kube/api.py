@@ -17,6 +17,9 @@ from headrace.config_kubernetes import KubernetesConfig
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+FIELD_MANAGER = "headrace-coordinator"
+"""By this name the API notes what the coordinator has set. The chart looks for it: a trainer that the coordinator
+has scaled to none belongs to a run that is complete, and an upgrade leaves it there."""
 _LEADER_WORKER_SETS = ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets")
 """Group, version and plural: an API that is no part of Kubernetes."""
 _WATCH_S = 240
@@ -161,6 +164,7 @@ class Cluster:
                 plural,
                 workload,
                 body,
+                field_manager=FIELD_MANAGER,
                 _content_type=content,
             )
         else:
@@ -170,6 +174,7 @@ class Cluster:
                 workload,
                 self.namespace,
                 body,
+                field_manager=FIELD_MANAGER,
                 _content_type=content,
             )
 
