@@ -24,7 +24,7 @@ NAMESPACE = "runs"
 KINDS = {
     "pods": ("v1", "Pod"),
     "deployments": ("apps/v1", "Deployment"),
-    "events": ("events.k8s.io/v1", "Event"),
+    "events": ("v1", "Event"),
     "leaderworkersets": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
 }
 _GROUPS = {kind: f"/{'apis' if '/' in api else 'api'}/{api}" for kind, (api, _) in KINDS.items()}
@@ -183,8 +183,8 @@ class KubeApi:
             meta = found["metadata"]
             meta |= {"namespace": NAMESPACE, "uid": f"uid-{next(self._version)}"}
             meta["creationTimestamp"] = _stamp()
-            if kind == "events" and not found.get("eventTime"):
-                raise ApiError(422, "Invalid", "eventTime: Required value")
+            if kind == "events":
+                _check_event(found)
             if kind == "deployments":
                 meta["generation"] = 1
                 found.setdefault("status", {"observedGeneration": 1, "replicas": found["spec"]["replicas"]})
@@ -368,6 +368,17 @@ def _stamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+def _check_event(event: Object) -> None:
+    """What the API asks of an event that has the time of its first occurrence."""
+    for key in ("eventTime", "reportingComponent", "reportingInstance", "action", "reason"):
+        if not event.get(key):
+            raise ApiError(422, "Invalid", f"{key}: Required value")
+    if event["involvedObject"].get("namespace") != NAMESPACE:
+        raise ApiError(422, "Invalid", "involvedObject.namespace: does not match event.namespace")
+    if len(event["message"]) > 1024 or len(event["reportingInstance"]) > 128:
+        raise ApiError(422, "Invalid", "message, reportingInstance: too long")
+
+
 def _told_to_go(pod: Object) -> Object:
     pod["metadata"].setdefault("deletionTimestamp", _stamp())
     pod["metadata"].setdefault("deletionGracePeriodSeconds", 30)
@@ -471,9 +482,8 @@ _DISCOVERY: dict[str, Object] = {
     "/apis": {
         "kind": "APIGroupList",
         "apiVersion": "v1",
-        "groups": [_group("apps"), _group("events.k8s.io")],
+        "groups": [_group("apps")],
     },
-    "/api/v1": _resources("v1", ("pods", "Pod", _ALL)),
+    "/api/v1": _resources("v1", ("pods", "Pod", _ALL), ("events", "Event", _ALL)),
     "/apis/apps/v1": _apps,
-    "/apis/events.k8s.io/v1": _resources("events.k8s.io/v1", ("events", "Event", _ALL)),
 }

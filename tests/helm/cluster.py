@@ -1,11 +1,11 @@
-"""As much of a Kubernetes API as `lookup` in a chart needs: discovery, and objects by name."""
+"""As much of a Kubernetes API as `lookup` in a chart needs: discovery, objects by name, and who may read."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -57,17 +57,27 @@ def _answer(path: str, objects: Sequence[Object]) -> dict[str, Any] | None:
     return None
 
 
+def _refusal(path: str, readable: Collection[str] | None) -> dict[str, Any] | None:
+    """The answer to a request for another kind than those in `readable`. Discovery is everybody's."""
+    kind = next((k for kinds in _KINDS.values() for k in kinds if f"/{_plural(k)}/" in path), None)
+    if kind is None or readable is None or kind in readable:
+        return None
+    message = f'{_plural(kind)} is forbidden: User "somebody" cannot get resource in the namespace'
+    return {"kind": "Status", "status": "Failure", "message": message, "reason": "Forbidden", "code": 403}
+
+
 @contextlib.contextmanager
-def cluster(objects: Sequence[Object], folder: Path) -> Iterator[Path]:
-    """Serve `objects`; yields a kubeconfig."""
+def cluster(
+    objects: Sequence[Object], folder: Path, readable: Collection[str] | None = None
+) -> Iterator[Path]:
+    """Serve `objects`, of other kinds than `readable` none; yields a kubeconfig."""
+    missing = {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = _answer(self.path, objects)
-            body = json.dumps(
-                found or {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
-            )
-            self.send_response(200 if found else 404)
+            found = _refusal(self.path, readable) or _answer(self.path, objects) or missing
+            body = json.dumps(found)
+            self.send_response(found.get("code", 200))
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -1,7 +1,7 @@
 """An upgrade of a run that is complete: whatever the coordinator has scaled to none stays there.
 
-The real client of the coordinator and kubectl scale on an API that notes who has set the number, and the chart
-is rendered with what that API holds then.
+The coordinator's own client and kubectl scale on an API that notes who has set the number, and the chart is
+rendered with what that API holds then.
 """
 
 from __future__ import annotations

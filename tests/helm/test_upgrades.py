@@ -6,7 +6,7 @@ Rendered against an API that holds the first installation's objects.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,10 +30,13 @@ def installed(sets: tuple[str, ...] = ()) -> list[Object]:
     return objects
 
 
-def upgrade(before: Sequence[Object], folder: Path, *sets: str) -> list[Object]:
-    """The objects of an upgrade, rendered as Helm does it with a cluster at hand."""
+def upgrade(
+    before: Sequence[Object], folder: Path, *sets: str, readable: Collection[str] | None = None
+) -> list[Object]:
+    """The objects of an upgrade, rendered as Helm does it with a cluster at hand, of which only the kinds in
+    `readable` may be read."""
     words = [word for pair in sets for word in ("--set-json", pair)]
-    with cluster(before, folder) as kubeconfig:
+    with cluster(before, folder, readable) as kubeconfig:
         text = run_helm(
             "template", "demo", str(charts.CHART), "--namespace", "tests", "--dry-run=server",
             "--disable-openapi-validation", "--kubeconfig", str(kubeconfig), *words,

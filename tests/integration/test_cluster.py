@@ -216,15 +216,14 @@ async def test_events_and_the_end(make: Make, kube: KubeApi) -> None:
     trainer.begin(2)
 
     def about(reason: str) -> list[tuple[str, str]]:
-        return [
-            (e["regarding"]["kind"], e["regarding"]["name"]) for e in kube.events() if e["reason"] == reason
-        ]
+        found = [e["involvedObject"] for e in kube.events() if e["reason"] == reason]
+        return [(about["kind"], about["name"]) for about in found]
 
     await until(lambda: ("Pod", A) in about("ReplicaFenced"), "the event of the one that lied")
     await until(lambda: about("SyncFailed") == [("Deployment", "train")], "the event of the round")
     event = next(e for e in kube.events() if e["reason"] == "SyncFailed")
     assert (event["type"], event["metadata"]["namespace"]) == ("Warning", NAMESPACE)
-    assert "abandoned" in event["note"]
+    assert "abandoned" in event["message"]
 
     kube.fail(409, times=1, path="/scale")
     kube.fail(429, times=2, path="/scale", retry_after=0)
@@ -233,7 +232,7 @@ async def test_events_and_the_end(make: Make, kube: KubeApi) -> None:
     await until(lambda: (kube.replicas("roll"), kube.replicas("train")) == (0, 0), "nothing to be left")
     await until(lambda: about("RunCompleted"), "its event")
 
-    told = await asyncio.to_thread(run_kubectl, "get", "events.v1.events.k8s.io", "-o", "json")
+    told = await asyncio.to_thread(run_kubectl, "get", "events", "-o", "json")
     assert '"RunCompleted"' in told
     await asyncio.to_thread(run_kubectl, "scale", "deployment/roll", "--replicas=3")
     assert kube.replicas("roll") == 3

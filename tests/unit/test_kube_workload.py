@@ -39,7 +39,7 @@ def tell(found: Cluster, kind: str, about: str) -> None:
 
 
 def regarding(kube: KubeApi) -> list[tuple[str, str, str]]:
-    found = [e["regarding"] for e in kube.events()]
+    found = [e["involvedObject"] for e in kube.events()]
     return [(about["apiVersion"], about["kind"], about["name"]) for about in found]
 
 

@@ -242,19 +242,21 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 
 {{- /* An upgrade of a run that goes on */ -}}
-{{- /* Helm makes the new workload before it deletes the old one: both would train, and write one volume. */ -}}
+{{- $stored := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-config" (include "headrace.base" .)) -}}
+{{- $noted := dig "metadata" "annotations" dict $stored -}}
+{{- /* Helm makes the new workload before it deletes the old one: both would train, and write one volume. Only who may
+have made a LeaderWorkerSet is sure to be allowed to look for it, and a lookup that is refused is an error. */ -}}
 {{- $trainer := printf "%s-trainer" (include "headrace.base" .) -}}
 {{- $other := dict -}}
 {{- if eq $v.trainer.workload "leaderWorkerSet" -}}
 {{- $other = lookup "apps/v1" "Deployment" .Release.Namespace $trainer -}}
-{{- else if .Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1" -}}
+{{- else if and (eq (get $noted "headrace/trainer") "leaderWorkerSet") (.Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1") -}}
 {{- $other = lookup "leaderworkerset.x-k8s.io/v1" "LeaderWorkerSet" .Release.Namespace $trainer -}}
 {{- end -}}
 {{- if and $other (dig "spec" "replicas" 1 $other | int) -}}
 {{- $named := printf "%s/%s" (lower $other.kind) $trainer -}}
 {{- $problems = append $problems (printf "trainer.workload: %s is on, and would train beside its successor; end it first (kubectl -n %s scale %s --replicas=0), wait until its pods have ended, and upgrade then: the run goes on from its checkpoint" $named .Release.Namespace $named) -}}
 {{- end -}}
-{{- $stored := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-config" (include "headrace.base" .)) -}}
 {{- if $stored -}}
 {{- $was := index $stored.data "config.yaml" | fromYaml -}}
 {{- range $key := .Files.Get "fixed-keys.yaml" | fromYamlArray -}}
@@ -266,7 +268,6 @@ secret is what only switches something, or is the path of a file. */}}
 {{- $problems = append $problems (printf "config.%s: was %s when the run was begun and is %s now, which its samples and checkpoints do not fit; set it back, or install a run of its own under another release name" $key (toJson $before) (toJson $now)) -}}
 {{- end -}}
 {{- end -}}
-{{- $noted := $stored.metadata.annotations | default dict -}}
 {{- range $what, $now := dict "model" (include "headrace.modelOrigin" . | fromJson) "data" (dict "data.claimName" $v.data.claimName "data.mountPath" $v.data.mountPath) -}}
 {{- $before := get $noted (printf "headrace/%s" $what) | default "{}" | fromJson -}}
 {{- range $key, $value := $before -}}

@@ -18,8 +18,8 @@ from headrace.config_kubernetes import KubernetesConfig
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FIELD_MANAGER = "headrace-coordinator"
-"""By this name the API notes what the coordinator has set. The chart looks for it: a trainer that the coordinator
-has scaled to none belongs to a run that is complete, and an upgrade leaves it there."""
+"""By this name the API notes what the coordinator has set. The chart looks for it: a trainer that the
+coordinator has scaled to none belongs to a run that is complete, and an upgrade leaves it there."""
 _LEADER_WORKER_SETS = ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets")
 """Group, version and plural: an API that is no part of Kubernetes."""
 _WATCH_S = 240
@@ -87,10 +87,9 @@ class Cluster:
             raise ClusterError("configuration", str(error), None) from None
         settings.retries = False
         api = client.ApiClient(settings)
-        self._core, self._apps, self._events, self._custom = (
+        self._core, self._apps, self._custom = (
             client.CoreV1Api(api),
             client.AppsV1Api(api),
-            client.EventsV1Api(api),
             client.CustomObjectsApi(api),
         )
         self._sets = {config.trainer_deployment} if config.trainer_kind == "LeaderWorkerSet" else set()
@@ -190,28 +189,30 @@ class Cluster:
         at: datetime,
     ) -> None:
         """`kind` Pod or Deployment, and its name in `about`; a LeaderWorkerSet is told by its name. One that
-        exists was created by an attempt whose answer got lost."""
+        exists was created by an attempt whose answer got lost.
+
+        In the core group: of events.k8s.io's a namespace's admin has no right that he could give."""
         api_version = "v1" if kind == "Pod" else "apps/v1"
         if kind == "Deployment" and about in self._sets:
             kind, api_version = "LeaderWorkerSet", "/".join(_LEADER_WORKER_SETS[:2])
         body = {
             "metadata": {"name": name, "namespace": self.namespace},
             "eventTime": at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
-            "reportingController": "headrace.dev/coordinator",
+            "reportingComponent": "headrace.dev/coordinator",
             "reportingInstance": reporter[:128],
             "action": "Sync",
             "reason": reason,
-            "regarding": {
+            "involvedObject": {
                 "apiVersion": api_version,
                 "kind": kind,
                 "name": about,
                 "namespace": self.namespace,
             },
-            "note": note[:1024],
+            "message": note[:1024],
             "type": "Warning" if warning else "Normal",
         }
         try:
-            self._call("create_event", self._events.create_namespaced_event, self.namespace, body)
+            self._call("create_event", self._core.create_namespaced_event, self.namespace, body)
         except ClusterError as error:
             if error.status != 409:
                 raise
@@ -222,7 +223,7 @@ class Cluster:
         body = {"series": {"count": count, "lastObservedTime": stamp}}
         self._call(
             "count_event",
-            self._events.patch_namespaced_event,
+            self._core.patch_namespaced_event,
             name,
             self.namespace,
             body,
