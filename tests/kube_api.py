@@ -1,8 +1,9 @@
 """A small Kubernetes API server: stateful, with versions, watches, patches and the answers that clients fear.
 
-It serves pods, deployments and leaderworkersets with their scale, and events of one namespace, over plain
-HTTP, in the way that the official Python client and `kubectl` speak to it. Every write gets a new
-resourceVersion; a write that names an old one is answered 409, a watch from before the kept history 410.
+It serves pods, volume claims, events, statefulsets, and deployments and leaderworkersets with their scale, of
+one namespace, over plain HTTP, in the way that the official Python client and `kubectl` speak to it. Every
+write gets a new resourceVersion; a write that names an old one is answered 409, one that changes what is
+fixed 422, a watch from before the kept history 410.
 `fail` lets the next calls fail. Deleting a pod sets its deletionTimestamp first, as long as `graceful` is on;
 `finish_delete` removes it.
 """
@@ -20,10 +21,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests import kube_immutable
+
 NAMESPACE = "runs"
 KINDS = {
     "pods": ("v1", "Pod"),
+    "persistentvolumeclaims": ("v1", "PersistentVolumeClaim"),
     "deployments": ("apps/v1", "Deployment"),
+    "statefulsets": ("apps/v1", "StatefulSet"),
     "events": ("v1", "Event"),
     "leaderworkersets": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
 }
@@ -53,7 +58,11 @@ class KubeApi:
         self.objects: dict[str, dict[str, Object]] = {kind: {} for kind in KINDS}
         self.requests: list[tuple[str, str]] = []
         """(method, path with query) of all calls."""
+        self.deletions: list[Object] = []
+        """The options of each."""
         self.graceful = True
+        self.expandable = True
+        """Whether the storage class of volume claims lets them grow."""
         self._history = history
         self._changes: list[tuple[int, str, str, Object]] = []  # version, kind, type, object
         self._version = itertools.count(1)
@@ -200,6 +209,8 @@ class KubeApi:
                 raise ApiError(409, "Conflict", "the object has been modified; apply your changes to it")
             if new == old:
                 return old
+            if problems := kube_immutable.violations(old, new, self.expandable):
+                raise ApiError(422, "Invalid", f'{KINDS[kind][1]} "{name}" is invalid: {"; ".join(problems)}')
             self.objects[kind][name] = new
             return self._change(kind, "MODIFIED", new)
 
@@ -308,6 +319,7 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "GET":
             return kube.get(kind, name)
         if method == "DELETE":
+            kube.deletions.append(body)
             return kube.delete(kind, name)
         if method == "PUT":
             return kube.update(kind, name, lambda old: body | {"status": old.get("status")})
@@ -474,7 +486,14 @@ def _group(name: str) -> Object:
     return {"name": name, "versions": [version], "preferredVersion": version}
 
 
-_apps = _resources("apps/v1", ("deployments", "Deployment", _ALL))
+_core = _resources(
+    "v1",
+    ("pods", "Pod", _ALL),
+    ("events", "Event", _ALL),
+    ("persistentvolumeclaims", "PersistentVolumeClaim", _ALL),
+)
+_core["resources"][-1]["shortNames"] = ["pvc"]
+_apps = _resources("apps/v1", ("deployments", "Deployment", _ALL), ("statefulsets", "StatefulSet", _ALL))
 _apps["resources"].append(_SCALE)
 _DISCOVERY: dict[str, Object] = {
     "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
@@ -484,6 +503,6 @@ _DISCOVERY: dict[str, Object] = {
         "apiVersion": "v1",
         "groups": [_group("apps")],
     },
-    "/api/v1": _resources("v1", ("pods", "Pod", _ALL), ("events", "Event", _ALL)),
+    "/api/v1": _core,
     "/apis/apps/v1": _apps,
 }

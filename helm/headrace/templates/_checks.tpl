@@ -242,6 +242,7 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 
 {{- /* An upgrade of a run that goes on */ -}}
+{{- $problems = concat $problems (include "headrace.volumeProblems" . | fromJsonArray) -}}
 {{- $stored := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-config" (include "headrace.base" .)) -}}
 {{- $noted := dig "metadata" "annotations" dict $stored -}}
 {{- /* Helm makes the new workload before it deletes the old one: both would train, and write one volume. Only who may
