@@ -86,6 +86,35 @@ def sharing(ranks: int, replicas: int, tensor_parallel: int, engine_share: float
     return Sharing(max(1, -(-replicas * tensor_parallel // ranks)), engine_share)
 
 
+def replicas_held(
+    nodes: int, trainer_nodes: int, trainer_gpus: int, tensor_parallel: int, gpus_per_node: int
+) -> int | None:
+    """The most replicas that `nodes` hold beside the trainer; None where they do not hold the trainer.
+
+    As in `nodes_needed`, each of the trainer's nodes is one of its own, and what fits on a node at all is the
+    caller's to have checked.
+    """
+    if nodes < trainer_nodes:
+        return None
+    beside_the_trainer = trainer_nodes * ((gpus_per_node - trainer_gpus) // tensor_parallel)
+    return beside_the_trainer + (nodes - trainer_nodes) * (gpus_per_node // tensor_parallel)
+
+
+def held_told(nodes: int, gpus_per_node: int, replicas: int, held: int | None) -> str:
+    """What `nodes` hold of a run with so many replicas, in a sentence; `held` is of `replicas_held`."""
+    node = "1 node" if nodes == 1 else f"{nodes} nodes"
+    if held is None:
+        return (
+            f"{node} of {gpus_per_node} cannot hold the trainer: it stays pending, and the rollouters with it"
+        )
+    if held == 0 and replicas:
+        return f"{node} of {gpus_per_node} can hold the trainer and no rollouter: nothing is generated"
+    told = f"{node} of {gpus_per_node} can hold the trainer and {held} rollouter{'s'[: held != 1]}"
+    if held < replicas:
+        told += f": {replicas - held} of {replicas} stay pending, and the run goes on without them"
+    return told
+
+
 @dataclass(frozen=True)
 class Gpus:
     """What a run asks a cluster for."""

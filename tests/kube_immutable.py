@@ -1,15 +1,16 @@
 """What a Kubernetes API server refuses to change in an object that is there, for the kinds in the chart.
 
 From the validation of updates in Kubernetes 1.29 to 1.37 and, for LeaderWorkerSets, of its webhook. What the
-server fills in by itself (defaults, a claim's class, a Service's address) is not compared: a field that the new
+server fills in by itself (defaults, a claim's class, a Service's address) is not compared: a field that a new
 object leaves out stays what it is, as it does for who applies on the server and has not set it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from tests.helm.pitfalls import quantity
 
 Object = dict[str, Any]
 _CHANGING: Mapping[str, tuple[str, ...]] = {
@@ -29,8 +30,6 @@ _FIXED: Mapping[str, tuple[str, ...]] = {
     "PriorityClass": ("value", "preemptionPolicy"),
 }
 """Fields that may not, where most may."""
-_UNITS = {"": 1.0, "m": 1e-3, **{u: 1e3 ** (n + 1) for n, u in enumerate("kMGTPE")}}
-_UNITS |= {f"{u}i": 1024.0 ** (n + 1) for n, u in enumerate("KMGTPE")}
 
 
 def violations(old: Object, new: Object, expandable: bool = True) -> list[str]:
@@ -49,7 +48,7 @@ def violations(old: Object, new: Object, expandable: bool = True) -> list[str]:
             if key in now and _plain(now[key]) != _plain(was.get(key)):
                 found.append(f"spec.{key}: Forbidden: may not be changed")
     if kind == "PersistentVolumeClaim":
-        was, now = (_amount(o["spec"]["resources"]["requests"]["storage"]) for o in (old, new))
+        was, now = (quantity(o["spec"]["resources"]["requests"]["storage"]) for o in (old, new))
         if now < was:
             found.append("spec.resources.requests.storage: Forbidden: may not be less than before")
         if now > was and not expandable:
@@ -71,10 +70,5 @@ def _at(thing: Object, path: str) -> Any:
 def _plain(value: Any) -> Any:
     """Quantities as numbers, so that 1Gi is 1024Mi."""
     if isinstance(value, Mapping):
-        return {k: _amount(v) if k == "storage" else _plain(v) for k, v in value.items()}
+        return {k: quantity(v) if k == "storage" else _plain(v) for k, v in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def _amount(quantity: Any) -> float:
-    number, unit = re.fullmatch(r"([\d.]+)(\w*)", str(quantity)).groups()  # type: ignore[union-attr]
-    return float(number) * _UNITS[unit]

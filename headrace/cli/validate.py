@@ -45,7 +45,8 @@ JSON = {
     "batches": "`per_update`, `mini_batch` and `samples_per_rank` (fewest, most) in samples, `whole_updates` "
     "and the `rest` of the data",
     "gpus": "`trainer` and `rollout`: how many each takes, `shared` when they are the same ones; `per_node`, "
-    "`nodes`, and `idle` ones; left out where they cannot be laid out",
+    "`nodes`, and `idle` ones; with `--nodes` also `nodes_given` and `rollouters_held`, by these beside the "
+    "trainer (null: they do not hold even the trainer); left out where they cannot be laid out",
 }
 
 
@@ -58,6 +59,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=8,
         metavar="N",
         help="GPUs of a node (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=options.count,
+        metavar="N",
+        help="nodes that there are: say what they hold of the run (default: say how many it needs)",
     )
     parser.add_argument(
         "--gpu-memory",
@@ -77,7 +84,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    machines = Machines(args.gpus_per_node, args.gpu_memory)
+    machines = Machines(args.gpus_per_node, args.gpu_memory, args.nodes)
     try:
         config = assets.absolute(config_load.load(args.config, args.overrides))
     except ConfigError as error:

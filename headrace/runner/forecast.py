@@ -36,6 +36,8 @@ class Machines:
     gpus_per_node: int = 8
     gpu_gib: float = 80.0
     """Memory of one GPU."""
+    nodes: int | None = None
+    """How many there are; None when nobody has said."""
 
 
 @dataclass
@@ -230,3 +232,28 @@ def _gpus(c: RunConfig, machines: Machines, found: Forecast) -> None:
         f"{same}for rollouters ({c.rollout.replicas} x {parallel}): {gpus.nodes} "
         f"{'node' if gpus.nodes == 1 else 'nodes'} of {gpus.per_node}, {gpus.idle} GPUs unused"
     )
+    _nodes(c, gpus, machines, found)
+
+
+def _nodes(c: RunConfig, gpus: arithmetic.Gpus, machines: Machines, found: Forecast) -> None:
+    """What the nodes that there are hold; where nobody has said how many, what one less than needed does."""
+    t, wanted, per_node = c.trainer, c.rollout.replicas, gpus.per_node
+    nodes = machines.nodes or gpus.nodes - 1
+    if not nodes:
+        return
+    parallel = c.rollout.engine.tensor_parallel_size
+    held: int | None
+    if gpus.shared:  # the engines have no GPUs of their own
+        held = wanted if nodes >= gpus.nodes else None
+    else:
+        held = arithmetic.replicas_held(nodes, t.nnodes, t.n_gpus_per_node, parallel, per_node)
+    told = arithmetic.held_told(nodes, per_node, wanted, held)
+    found.lines.append(told)
+    if machines.nodes is None:
+        return
+    found.facts["gpus"] |= {"nodes_given": nodes, "rollouters_held": held}
+    if (held or 0) < wanted:
+        key = "rollout.replicas" if held else "trainer.nnodes" if held is None else "trainer.n_gpus_per_node"
+        change = f"use {gpus.nodes} nodes, or lower {key}"
+        fatal = t.device == "cuda" and not held
+        (found.problems if fatal else found.warnings).append(f"{told}; {change}")

@@ -9,6 +9,8 @@ import pytest
 from tests.helm import charts
 from tests.helm.test_flows import TABLE
 
+SHARED = ("config.trainer.nnodes=2", 'checkpoints.accessModes=["ReadWriteMany"]')
+
 
 def numbers(text: str) -> tuple[int, ...]:
     """GPUs of trainer and rollouters, both together, and nodes."""
@@ -63,6 +65,38 @@ def test_how_to_get_the_timeline() -> None:
     command = "exec deployment/demo-trainer -- headrace trace /runs/demo --out - > trace.json"
     assert command in charts.notes(sets=("config.trace.enable=true",))
     assert "headrace trace" not in charts.notes()
+
+
+def test_what_fewer_nodes_hold() -> None:
+    text = charts.notes("examples/two-nodes.yaml")
+    assert "fewer      1 can hold the trainer and no rollouter: nothing is generated" in text
+    text = charts.notes("examples/128-gpus.yaml")
+    assert "fewer      15 can hold the trainer and 56 rollouters: 8 stay pending" in text
+    assert "fewer  " not in charts.notes("examples/one-node-8-gpus.yaml")
+    assert "fewer      1 can hold no trainer of this size" in charts.notes(sets=SHARED)
+
+
+def test_how_pods_are_placed() -> None:
+    told = "Rollouters stay pending until {} has a node."
+    assert told.format("the trainer") in charts.notes("examples/two-nodes.yaml")
+    assert told.format("the trainer's first pod") in charts.notes("examples/128-gpus.yaml")
+    assert told.format("each pod of the trainer") in charts.notes("ci/leader-worker-set.yaml")
+    assert "stay pending until" not in charts.notes(sets=('rollouter.affinity={"podAffinity":{}}',))
+
+
+@pytest.mark.parametrize(
+    ("sets", "warned"),
+    [
+        ((), True),
+        (("config.trainer.n_gpus_per_node=8", "config.actor.ppo_mini_batch_size=64"), False),
+        (('trainer.priorityClassName="training"',), False),
+        (('trainer.schedulerName="volcano"',), False),
+        (('trainer.workload="leaderWorkerSet"',), False),
+    ],
+    ids=["shared nodes", "whole nodes", "priority", "gang", "set"],
+)
+def test_a_trainer_that_may_lose_the_race_for_its_nodes(sets: tuple[str, ...], warned: bool) -> None:
+    assert ("can take what the last of them need" in charts.notes(sets=(*SHARED, *sets))) == warned
 
 
 def test_cpus_have_none() -> None:

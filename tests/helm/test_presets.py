@@ -202,10 +202,7 @@ def requested(spec: dict[str, Any], resource: str) -> float:
     """By a pod: its containers together, or an init container if that is more."""
 
     def of(container: dict[str, Any]) -> float:
-        number, unit = re.fullmatch(
-            r"([\d.]+)(m|Mi|Gi|)", container["resources"]["requests"][resource]
-        ).groups()  # type: ignore[union-attr]
-        return float(number) * {"m": 0.001, "": 1.0, "Mi": 2.0**20, "Gi": 2.0**30}[unit]
+        return pitfalls.quantity(container["resources"]["requests"][resource]) or 0.0
 
     together = sum(of(c) for c in spec["containers"])
     return max([together, *(of(c) for c in spec.get("initContainers", []))])

@@ -12,8 +12,10 @@ from headrace.gpu_arithmetic import (
     Batches,
     batch_notes,
     gpus,
+    held_told,
     nodes_needed,
     recipe_nodes,
+    replicas_held,
     samples_per_rank,
     uneven_share,
 )
@@ -46,6 +48,27 @@ def test_the_fewest_nodes_that_hold_everything(trainer: int, t: int, replicas: i
     found = gpus(trainer, t, replicas, tp, g)
     assert found.total == trainer * t + replicas * tp
     assert found.idle == nodes * g - found.total >= 0
+
+
+@given(st.integers(1, 8), st.integers(1, 4), small, small, small)
+def test_the_most_that_nodes_hold(nodes: int, trainer: int, t: int, tp: int, g: int) -> None:
+    if max(t, tp) > g:
+        return
+    held = replicas_held(nodes, trainer, t, tp, g)
+    if held is None:
+        assert not fits(nodes, trainer, t, 0, tp, g)
+    else:
+        assert fits(nodes, trainer, t, held, tp, g)
+        assert not fits(nodes, trainer, t, held + 1, tp, g)
+
+
+def test_what_nodes_hold_is_told() -> None:
+    assert held_told(1, 8, 8, None).startswith("1 node of 8 cannot hold the trainer: it stays pending")
+    assert held_told(2, 8, 8, 0) == "2 nodes of 8 can hold the trainer and no rollouter: nothing is generated"
+    assert held_told(2, 8, 1, 1) == "2 nodes of 8 can hold the trainer and 1 rollouter"
+    assert held_told(2, 8, 9, 8).endswith(
+        "8 rollouters: 1 of 9 stay pending, and the run goes on without them"
+    )
 
 
 @given(st.integers(1, 4), small, st.integers(1, 4), small, small, small)

@@ -240,6 +240,24 @@ def test_a_recipe_of_one_node(seven_billion: Path) -> None:
     assert math.isclose(found.facts["memory"]["parameters"], 7_615_616_512)
 
 
+def test_what_the_nodes_hold(seven_billion: Path) -> None:
+    """As many as are needed, fewer, and so few that nothing would train."""
+    c = run_config(seven_billion, trainer={"n_gpus_per_node": 8}, rollout={"replicas": 12})
+    needed = forecast(c, Machines())
+    assert "2 nodes of 8 can hold the trainer and 8 rollouters: 4 of 12 stay pending" in needed.lines[-1]
+    assert "nodes_given" not in needed.facts["gpus"]
+    fits = forecast(c, Machines(nodes=3))
+    assert fits.facts["gpus"] | {"nodes_given": 3, "rollouters_held": 16} == fits.facts["gpus"]
+    assert not any("nodes of 8" in text for text in fits.warnings + fits.problems)
+    some = forecast(c, Machines(nodes=2))
+    assert any("use 3 nodes, or lower rollout.replicas" in text for text in some.warnings)
+    none = forecast(c, Machines(nodes=1))
+    assert any("no rollouter: nothing is generated; use 3 nodes" in text for text in none.problems)
+    c = run_config(seven_billion, trainer={"nnodes": 2, "n_gpus_per_node": 8})
+    assert any("cannot hold the trainer" in text for text in forecast(c, Machines(nodes=1)).problems)
+    assert forecast(c, Machines(nodes=1)).facts["gpus"]["rollouters_held"] is None
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

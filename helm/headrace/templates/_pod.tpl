@@ -12,10 +12,15 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with $c.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $c.affinity }}
+{{- $affinity := deepCopy ($c.affinity | default dict) -}}
+{{- $placed := dict -}}
+{{- if and (eq .component "rollouter") (not (hasKey $affinity "podAffinity")) -}}
+{{- $placed = include "headrace.rollouterPlacement" .root | fromYaml -}}
+{{- end -}}
+{{- with merge $affinity ($placed.affinity | default dict) }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $c.topologySpreadConstraints }}
+{{- with $c.topologySpreadConstraints | default $placed.topologySpreadConstraints }}
 topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $c.priorityClassName }}
