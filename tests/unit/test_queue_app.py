@@ -18,7 +18,7 @@ from headrace.ledger.replies import DeadSample, Stats, ValStatus, Verdict
 from headrace.ledger.states import State
 from headrace_queue.app import Service, create_app
 from headrace_queue.loops import Pulse
-from headrace_queue.metrics import DIED, DROPPED, FENCED, REQUEUED, Memory, QueueCollector
+from headrace_queue.metrics import DIED, DROPPED, FENCED, KEPT, REQUEUED, Memory, QueueCollector
 from headrace_queue.validation import Score
 from headrace_rollouter.metrics import FAILURES
 from tests.unit.queue_fakes import FakeLedger, make_stats
@@ -196,6 +196,7 @@ async def test_metrics_come_from_one_reading(api: Api) -> None:
     assert metrics["headrace_queue_oldest_age_seconds"] == {(): 1.5}
     for name, label, known, (value, count) in (
         ("headrace_queue_requeued", "reason", REQUEUED, ("expired", 5.0)),
+        ("headrace_queue_kept", "state", KEPT, ("queued", 2.0)),
         ("headrace_queue_dead_letters", "reason", DIED, ("poison", 2.0)),
         ("headrace_queue_fenced", "operation", FENCED, ("finish", 1.0)),
         ("headrace_samples_dropped", "reason", DROPPED, ("drop_last", 0.0)),

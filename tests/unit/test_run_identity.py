@@ -86,3 +86,16 @@ def test_it_covers_what_a_run_must_keep() -> None:
     elsewhere = {key for key in FIXED_KEYS if key.startswith("data.")} | {"redis.url"}
     assert set(FIXED_KEYS) - covered <= elsewhere
     assert covered <= set(FIXED_KEYS)
+
+
+def test_what_makes_finished_samples_unlike_new_ones() -> None:
+    def scoring(**sections: Any) -> str:
+        plain = config().model_dump()
+        for section, values in sections.items():
+            plain[section] |= values
+        return run_identity.scoring(RunConfig.model_validate(plain))
+
+    same = scoring()
+    assert scoring(custom_reward_function={"timeout_s": 99.0}, actor={"clip_ratio_low": 0.1}) == same
+    assert scoring(custom_reward_function={"name": "another"}) != same
+    assert scoring(algorithm={"adv_estimator": "remax"}) != same
