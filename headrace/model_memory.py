@@ -28,7 +28,7 @@ RANK_PROCESS_BYTES = 600 * 10**6
 ENGINE_PROCESS_BYTES = 1300 * 10**6
 """An engine on the CPU backend before it loads a model, with kernels and buffers of its own."""
 SERVICES_BYTES = 800 * 10**6
-"""Queue service, coordinator and rendezvous store together."""
+"""Queue service and coordinator together."""
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks|block)\.(\d+)\.")
 

@@ -9,7 +9,6 @@
     starting, ready   exit that is final (`endings`)       run failed
     starting, ready   exit, restarts left                  backoff
     starting, ready   exit, no restarts left               run failed
-    starting, ready   the service it is bound to ended     terminated; its exit is not counted
     backoff    the pause is over                           starting
     any        `retire`                                    leaving (SIGTERM), or forgotten if it does not run
     leaving    exit, or killed at its deadline             forgotten; no exit of it is counted
@@ -79,8 +78,6 @@ class Service:
     """The run fails with it."""
     progress: Callable[[], object] | None = None
     """Something that changes when it gets on: exits without that in between count, however far apart."""
-    bound_to: str | None = None
-    """Restarted whenever that service had to be restarted."""
 
 
 def command(argv: Sequence[str | Path], log: Path, cwd: Path | None = None) -> Start:
@@ -122,7 +119,6 @@ class Child:
     deadline: float = 0.0
     due: float = 0.0
     next_probe: float = 0.0
-    recycling: bool = False
 
     @property
     def name(self) -> str:
@@ -153,7 +149,6 @@ class Supervisor:
         *,
         max_restarts: int,
         start_timeout_s: float,
-        recycle_grace_s: float = 10.0,
         note: Callable[[str], None] = lambda text: None,
         keep_fds: Sequence[int] = (),
     ) -> None:
@@ -164,7 +159,6 @@ class Supervisor:
         self.instance = secrets.token_hex(8)
         self._max_restarts = max_restarts
         self._start_timeout_s = start_timeout_s
-        self._recycle_grace_s = recycle_grace_s
         self._note = note
         self._guard = Guard(self.instance, keep_fds)
 
@@ -224,9 +218,7 @@ class Supervisor:
             earlier = (c for c in self.children.values() if c.service.stage < child.service.stage)
             return self._start(child, now) if all(c.was_ready for c in earlier) else None
         if child.state is State.BACKOFF:
-            master = self.children.get(child.service.bound_to or "")
-            held = master is not None and master.state is not State.READY
-            return self._start(child, now) if now >= child.due and not held else None
+            return self._start(child, now) if now >= child.due else None
         if child.process is None or child.state is State.ENDED:
             return None
         code = child.process.poll()
@@ -235,10 +227,6 @@ class Supervisor:
         if child.state is State.LEAVING and now >= child.deadline:
             self._note(f"{child.name} did not leave in time and is killed; its work goes back")
             child.process.kill()
-            return None
-        if child.recycling:
-            if now >= child.deadline:
-                child.process.kill()
             return None
         if child.state is State.STARTING:
             return self._starting(child, now)
@@ -254,7 +242,6 @@ class Supervisor:
         except (OSError, RuntimeError) as error:
             return Failed(child.name, f"{child.name} cannot be started: {error}", child.service.log)
         child.state = State.STARTING
-        child.recycling = False
         child.started_at = now
         child.deadline = now + self._start_timeout_s
         child.next_probe = now
@@ -293,9 +280,6 @@ class Supervisor:
         if code in FINAL:
             blank = "its configuration is at fault" if code == EX_CONFIG else "it cannot go on"
             return Failed(child.name, f"{child.name}: {why or blank}", child.service.log, told=bool(why))
-        if child.recycling:
-            child.state, child.due = State.BACKOFF, now
-            return None
         got_to = child.service.progress() if child.service.progress else now
         if was_up and now - child.started_at >= FORGIVEN_AFTER_S and got_to != child.got_to:
             child.exits = 0
@@ -312,18 +296,7 @@ class Supervisor:
         self._note(
             f"{how}; restart {child.exits} of {self._max_restarts} in {pause:g} s (log: {child.service.log})"
         )
-        for other in self.children.values():
-            if other.service.bound_to == child.name and other.running and not other.recycling:
-                self._recycle(other, now)
         return None
-
-    def _recycle(self, child: Child, now: float) -> None:
-        """End a service so that it starts anew; not counted against it."""
-        assert child.process is not None
-        self._note(f"{child.name} is restarted with {child.service.bound_to}")
-        child.recycling = True
-        child.deadline = now + self._recycle_grace_s
-        child.process.send_signal(signal.SIGTERM)
 
     def stop(
         self, names: Sequence[str], grace_s: float, hurry: Callable[[], bool] = lambda: False

@@ -36,7 +36,6 @@ class Endpoints:
     queue_port: int = 0
     coordinator_port: int = 0
     coordinator_metrics_port: int = 0
-    rendezvous_port: int = 0
     rollouter_ports: Mapping[int, int] = field(default_factory=dict)
     """Port of each replica, by its number."""
     trainer_port: int = 0
@@ -49,10 +48,6 @@ class Endpoints:
     @property
     def coordinator(self) -> str:
         return f"{self.host}:{self.coordinator_port}"
-
-    @property
-    def rendezvous(self) -> str:
-        return f"{self.host}:{self.rendezvous_port}"
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -89,7 +84,6 @@ def choose_endpoints(config: RunConfig, token: str, redis_password: str) -> Endp
         queue_port=config.services.queue_port or free_port(host),
         coordinator_port=config.services.coordinator_port or free_port(host),
         coordinator_metrics_port=free_port(host),
-        rendezvous_port=free_port(host),
         rollouter_ports={replica: free_port(host) for replica in range(config.rollout.replicas)},
         trainer_port=free_port(host),
         token=token,
@@ -113,13 +107,16 @@ def service_names(config: RunConfig) -> list[str]:
     """What the runner starts, in order."""
     rollouters = [rollouter_name(replica) for replica in range(config.rollout.replicas)]
     bundled = [] if config.redis.url else ["valkey"]
-    return [*bundled, "rendezvous", "coordinator", "queue", *rollouters, "trainer"]
+    return [*bundled, "coordinator", "queue", *rollouters, "trainer"]
 
 
 def stop_groups(names: list[str]) -> list[list[str]]:
-    """The order of an orderly stop, without the bundled server, which is last of all."""
+    """The order of an orderly stop, without the bundled server, which is last of all.
+
+    Rollouters park and the trainer saves at the same time: neither needs the other for it.
+    """
     rollouters = [name for name in names if name.startswith(ROLLOUTER)]
-    return [["trainer"], rollouters, ["queue"], ["coordinator"], ["rendezvous"], [PROMETHEUS]]
+    return [[*rollouters, "trainer"], ["coordinator"], ["queue"], [PROMETHEUS]]
 
 
 def service_table(
@@ -128,17 +125,9 @@ def service_table(
     """Every service of the run. All start at once but for the server: each waits for what it needs."""
     env = _environment(layout, ends, environ)
     host, configured = ends.host, ("--config", str(layout.config))
-    rendezvous, coordinator = ends.rendezvous_port, ends.coordinator_port
+    coordinator = ends.coordinator_port
     services = [] if ends.external_redis else [_valkey(config, layout, ends, env)]
     services += [
-        _module(
-            layout,
-            "rendezvous",
-            "headrace.rendezvous",
-            _listen(host, rendezvous),
-            env,
-            ready=lambda: tcp_open(host, rendezvous),
-        ),
         _module(
             layout,
             "coordinator",
@@ -170,7 +159,6 @@ def service_table(
             {**env, "OMP_NUM_THREADS": str(config.trainer.omp_threads)},
             completes=True,
             progress=lambda: [d.name for d in complete_checkpoints(layout.checkpoints)[-1:]],
-            bound_to="rendezvous",
         )
     )
     return services
@@ -207,7 +195,6 @@ def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str])
         **environ,
         "HEADRACE_REDIS_URL": ends.redis_url,
         "HEADRACE_COORDINATOR": ends.coordinator,
-        "HEADRACE_RDZV": ends.rendezvous,
         "HEADRACE_RUN_DIR": str(layout.root),
         "HEADRACE_TOKEN": ends.token,
         "OMP_NUM_THREADS": "1",

@@ -136,7 +136,6 @@ class Session:
             table,
             max_restarts=services.max_restarts,
             start_timeout_s=services.start_timeout_s,
-            recycle_grace_s=services.stop_timeout_s,
             note=self.display.note,
             keep_fds=[self._lock.descriptor],
         )
@@ -237,7 +236,7 @@ class Session:
         return self._end("stopped", None)
 
     def _stop_in_order(self, supervisor: Supervisor, hurry_at: int) -> None:
-        """Trainer, rollouters, queue, coordinator, rendezvous; the server stays for the last reading."""
+        """Whoever has something to save first; the server stays for the last reading."""
         grace = self.config.services.stop_timeout_s
         for group in stop_groups(list(supervisor.children)):
             supervisor.stop(group, grace, hurry=lambda: self.signals.count >= hurry_at)
@@ -329,7 +328,6 @@ def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
         "external_redis": ends.external_redis,
         "coordinator": ends.coordinator,
         "queue": ends.queue,
-        "rendezvous": ends.rendezvous,
         "rollouters": [f"http://{ends.host}:{port}" for port in ends.rollouter_ports.values()],
         "metrics": {name: f"http://{address}/metrics" for name, address in ends.metrics.items()},
         "token": ends.token,

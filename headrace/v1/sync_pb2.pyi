@@ -401,14 +401,16 @@ class NodeReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., ended: _Optional[_Union[NodeEnded, _Mapping]] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node", "nodes", "launch")
+    __slots__ = ("node", "nodes", "launch", "store")
     NODE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     node: str
     nodes: int
     launch: str
-    def __init__(self, node: _Optional[str] = ..., nodes: _Optional[int] = ..., launch: _Optional[str] = ...) -> None: ...
+    store: str
+    def __init__(self, node: _Optional[str] = ..., nodes: _Optional[int] = ..., launch: _Optional[str] = ..., store: _Optional[str] = ...) -> None: ...
 
 class NodeEnded(_message.Message):
     __slots__ = ("code",)
@@ -435,10 +437,14 @@ class NodeWait(_message.Message):
     def __init__(self, present: _Optional[_Iterable[str]] = ..., nodes: _Optional[int] = ...) -> None: ...
 
 class NodeStart(_message.Message):
-    __slots__ = ("launch",)
+    __slots__ = ("launch", "number", "store")
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     launch: str
-    def __init__(self, launch: _Optional[str] = ...) -> None: ...
+    number: int
+    store: str
+    def __init__(self, launch: _Optional[str] = ..., number: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
 
 class NodeStop(_message.Message):
     __slots__ = ("reason",)

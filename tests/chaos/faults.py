@@ -221,7 +221,6 @@ FAULTS: dict[str, Fault] = {
     "cut connections": cut_connections,
     "kill trainer": kill_service("trainer"),
     "outage of Valkey": outage,
-    "kill rendezvous": kill_service("rendezvous"),
     "slow reward": slow_reward,
     "freeze coordinator": freeze("coordinator"),
     "freeze trainer": freeze_trainer,

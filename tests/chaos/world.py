@@ -158,7 +158,7 @@ class World:
     def is_well(self) -> bool:
         """Every service is up, and exactly the rollouters that are asked for take part."""
         pids = self.pids()
-        if not {"rendezvous", "coordinator", "queue", "trainer"} <= pids.keys():
+        if not {"coordinator", "queue", "trainer"} <= pids.keys():
             return False
         up = {name for name in pids if name.startswith("rollouter-")}
         members = {member.rsplit("-", 1)[0] for member in self.stats().members}

@@ -51,7 +51,6 @@ def check(folder: Path) -> None:
     for package, python in pythons.items():
         size = subprocess.run(["du", "-sm", python.parents[1]], capture_output=True, text=True, check=True)
         print(f"images: {package}: {size.stdout.split()[0]} MB", flush=True)
-    pythons["headrace.rendezvous"] = pythons[PACKAGES["trainer"]]
     own = services._module
 
     def from_its_image(layout: Any, name: str, package: str, *rest: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A run of real processes without a rollouter: queue, coordinator, rendezvous, and a trainer that waits."""
+"""A run of real processes without vLLM: queue, coordinator, trainer, and a scripted rollouter if any."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from tests.waiting import until
 READY = {
     "queue": '"event": "listening"',
     "coordinator": '"event": "serving"',
-    "rendezvous": '"event": "serving"',
     "trainer": '"event": "lineage opened"',
+    "rollouter": '"event": "engine loaded"',
 }
 """What a service says once it has all that it needs of the others."""
+
+
+MODULES = {"rollouter": "tests.integration.scripted_rollouter"}
 
 
 class Processes:
@@ -36,7 +39,7 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.started_at: dict[str, int] = {}
         """Length of the log at the last start."""
-        self._ports = {name: free_port() for name in ("queue", "coordinator", "rendezvous")}
+        self._ports = {name: free_port() for name in ("queue", "coordinator", "rollouter")}
 
     @classmethod
     def make(cls, folder: Path, server: Any, ranks: int = 1, **more: dict[str, Any]) -> Processes:
@@ -44,8 +47,11 @@ class Processes:
         model = folder / "model"
         tiny_models.save("llama-tied", model)
         write_tokenizer(model)
-        trainer = {"n_gpus_per_node": ranks, "device": "cpu"}
-        settings = {"trainer": trainer, "redis": {"outage_timeout_s": 60}, **more}
+        settings: dict[str, dict[str, Any]] = {
+            "trainer": {"n_gpus_per_node": ranks, "device": "cpu"},
+            "redis": {"outage_timeout_s": 60},
+        }
+        settings |= {name: settings.get(name, {}) | section for name, section in more.items()}
         Queue(folder / "run", server, model, settings).close()
         return cls(folder / "run", server.port)
 
@@ -59,13 +65,10 @@ class Processes:
             "HEADRACE_TOKEN": TOKEN,
             "HEADRACE_RUN_DIR": str(self.folder),
             "HEADRACE_COORDINATOR": ports["coordinator"],
-            "HEADRACE_RDZV": ports["rendezvous"],
             "OMP_NUM_THREADS": "1",
         }
-        module = "headrace.rendezvous" if name == "rendezvous" else f"headrace_{name}"
-        words = [sys.executable, "-m", module]
-        if name != "rendezvous":
-            words += ["--config", str(self.folder / "run.yaml")]
+        module = MODULES.get(name, f"headrace_{name}")
+        words = [sys.executable, "-m", module, "--config", str(self.folder / "run.yaml")]
         if name == "trainer":
             words += ["--heartbeat", str(self.heartbeat), "--stay"]
         else:

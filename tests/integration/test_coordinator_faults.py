@@ -403,7 +403,7 @@ async def test_a_file_that_the_run_cannot_go_on_with(make: Make) -> None:
 
 
 async def test_redis_that_does_not_answer(make: Make) -> None:
-    c = await make(up=False, redis={"connect_timeout_s": 1.0})
+    c = await make(up=False, redis={"connect_timeout_s": 1.0}, services={"start_timeout_s": 2.0})
     c.url = "redis://:secret@127.0.0.1:1/0"
     started = time.monotonic()
     c.start()
@@ -421,4 +421,5 @@ async def test_it_ends_in_order(make: Make) -> None:
     c.process.terminate()
     assert await c.exit_code(10.0) == 0
     for peer in (a, b, trainer):
-        await peer.ended()
+        assert await peer.ended() is grpc.StatusCode.OK
+    assert "Traceback" not in c.log()

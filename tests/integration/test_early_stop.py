@@ -55,7 +55,6 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
         (["headrace_coordinator"], "pydantic", 0),
         (["headrace_rollouter"], "pydantic", 0),
         (["headrace_trainer"], "pydantic", 75),
-        (["headrace.rendezvous", "--port", "1"], "torch", 0),
         (["headrace.demo"], "torch", 143),
     ],
 )

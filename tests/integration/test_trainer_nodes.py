@@ -60,7 +60,6 @@ def start_node(run: Run, number: int, log: Path) -> subprocess.Popen[bytes]:
         **os.environ,
         "HEADRACE_REDIS_URL": ends["redis_url"],
         "HEADRACE_COORDINATOR": ends["coordinator"],
-        "HEADRACE_RDZV": ends["rendezvous"],
         "HEADRACE_RUN_DIR": str(run.directory),
         "HEADRACE_TOKEN": ends["token"],
         "OMP_NUM_THREADS": "1",

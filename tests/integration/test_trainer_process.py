@@ -20,7 +20,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 OLD, NEW, THIRD = "the-old-word", "the-new-word", "the-third-word"
-ALL = ("queue", "coordinator", "rendezvous", "trainer")
+ALL = ("queue", "coordinator", "trainer")
 
 
 @pytest.fixture
@@ -127,7 +127,6 @@ def test_a_password_changes(run: Processes, tmp_path: Path, valkey: ValkeyServer
     run.up(NEW, "coordinator", "trainer")
     assert run.running["queue"].poll() is None
     assert run.end("trainer") == 75
-    assert run.end("rendezvous") == 0
 
     # The server itself is restarted with another one, as when its Secret was changed.
     assert run.running["queue"].poll() is None

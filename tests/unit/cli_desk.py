@@ -45,15 +45,6 @@ def serve():
 
 STANDINS = {
     "standin_serve": SERVE,
-    # headrace.rendezvous is real but for torch, which takes seconds to import
-    "torch/__init__": "",
-    "torch/distributed": """
-import socket
-class TCPStore:
-    def __init__(self, host, port, **_):
-        self.port = port
-        self.socket = socket.create_server((host, port))
-""",
     "headrace_coordinator": "from standin_serve import *; on_stop(0, 'coordinator'); serve()",
     "headrace_queue": """
 from standin_serve import *

@@ -39,7 +39,6 @@ class Bench:
             services,
             max_restarts=max_restarts,
             start_timeout_s=start_timeout_s,
-            recycle_grace_s=5.0,
             note=self.notes.append,
         )
         return self.supervisor

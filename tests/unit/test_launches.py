@@ -27,7 +27,7 @@ class Desk:
         self.launches = Launches(nodes, 10.0, lambda: f"L{next(numbers)}", self.clock)
 
     def join(self, name: str, launch: str = "") -> Node:
-        node = Node(name)
+        node = Node(name, f"{name}:1")
         self.launches.joined(node, launch)
         return node
 
@@ -70,6 +70,19 @@ async def test_they_start_together_and_end_in_order(desk: Desk, pair: tuple[Node
     assert told(b) == ["."]
     again = desk.join("a"), desk.join("b")
     assert told(again[1]) == ["start:L2"], "an id is used once"
+
+
+async def test_they_meet_at_the_store_of_the_first(desk: Desk) -> None:
+    a, b = desk.join("a"), desk.join("b")
+    told(b)
+    assert desk.launches.launch == "L1"
+    fresh = {"c": desk.join("c"), "d": desk.join("d")}
+    for node in (a, b):
+        desk.launches.ended(node, 75)
+    for number, node in enumerate(fresh.values()):
+        *_, command = [node.outgoing.get_nowait() for _ in range(node.outgoing.qsize())]
+        assert command is not None
+        assert command.start == pb.NodeStart(launch="L2", number=number, store="c:1")
 
 
 async def test_one_failure_is_the_end_for_all(desk: Desk, pair: tuple[Node, Node]) -> None:

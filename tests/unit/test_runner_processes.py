@@ -155,22 +155,6 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_the_trainer_is_restarted_with_its_store(bench: Bench) -> None:
-    trainer = bench.service("trainer", FOREVER, completes=True, bound_to="store", stage=1)
-    supervisor = bench.supervise(bench.service("store", FOREVER), trainer, max_restarts=1)
-    bench.poll_until(lambda: len(supervisor.pids()) == 2, "both run")
-    before = supervisor.pids()
-    os.kill(before["store"], signal.SIGKILL)
-
-    def both_new() -> bool:
-        now = supervisor.pids()
-        return len(now) == 2 and not set(now.values()) & set(before.values())
-
-    bench.poll_until(both_new, "both are new")
-    assert supervisor.children["trainer"].exits == 0
-    assert "trainer is restarted with store" in bench.notes
-
-
 STOPS_ORDERLY = """
 import signal, sys, time
 def stop(*_):

@@ -37,8 +37,8 @@ class Coordinator(sync_pb2_grpc.CoordinatorServicer):
         """How ranks ended."""
 
     def TrainerNode(self, reports: Iterator[pb.NodeReport], _: Any) -> Iterator[pb.NodeCommand]:
-        next(reports)
-        yield pb.NodeCommand(start=pb.NodeStart(launch="L1"))
+        hello = next(reports).hello
+        yield pb.NodeCommand(start=pb.NodeStart(launch="L1", store=hello.store))
         if (report := next(reports, None)) is not None:
             self.told.append(report.ended.code)
 
@@ -69,9 +69,10 @@ def test_no_error_ends_the_stream(address: str, monkeypatch: pytest.MonkeyPatch,
         return real(*args, **kwargs)
 
     monkeypatch.setattr(launch_stream.tls, "channel", channel)
-    stream = LaunchStream(address, "", "node-a", 2)
-    assert until(lambda: stream._launch or not stream._thread.is_alive(), "the launch", 15.0) == "L1"
-    assert stream.wait(lambda: False) == "L1"
+    stream = LaunchStream(address, "", "node-a", 2, "127.0.0.1:1")
+    started = pb.NodeStart(launch="L1", store="127.0.0.1:1")
+    assert until(lambda: stream._launch or not stream._thread.is_alive(), "the launch", 15.0) == started
+    assert stream.wait(lambda: False) == started
     stream.close()
     assert not stream._thread.is_alive()
 
@@ -80,8 +81,14 @@ def test_no_error_ends_the_stream(address: str, monkeypatch: pytest.MonkeyPatch,
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     """Its ranks do nothing, until they are told to stop."""
     monkeypatch.setattr(launcher, "_command", lambda *_: ["sleep", "600"])
-    args = argparse.Namespace(rdzv_id="L1", node_name="", stay=False)
+    args = argparse.Namespace(node_name="", node_address="", stay=False)
     return Launcher(CONFIG, args, tmp_path, heartbeat.Launch(tmp_path / "heartbeat"))
+
+
+def ranks(made: Launcher) -> int | None:
+    """Of a launch of one node."""
+    with launcher._store_socket("127.0.0.1") as store:
+        return made._ranks(pb.NodeStart(launch="L1", store=launcher._address(store)), store, None)
 
 
 def stopped_when(made: Launcher, is_time: Callable[[], bool]) -> threading.Thread:
@@ -108,7 +115,7 @@ def test_a_stop_while_the_ranks_are_started_reaches_them(
 
     monkeypatch.setattr(launcher, "_command", lambda *_: ["true"])
     monkeypatch.setattr(launcher.subprocess, "Popen", popen)
-    assert made._ranks("L1", None) == 0
+    assert ranks(made) == 0
     assert (tmp_path / "L1" / "stop").exists()
 
 
@@ -132,6 +139,30 @@ def test_other_nodes_are_told_of_ranks_that_agreed_on_no_stop(
     assert code not in IN_ORDER
 
 
+def test_ranks_that_save_are_not_ended_with_their_launch(
+    made: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is told to stop at once, and a coordinator that ends loses sight of a node."""
+    folder = tmp_path / "L1"
+    saving = f"cd {folder}; until [ -e stop ]; do sleep 0.05; done; sleep 1; echo 75 > exit_code; touch saved"
+    monkeypatch.setattr(launcher, "_command", lambda *_: ["sh", "-c", saving])
+    stream = LaunchStream.__new__(LaunchStream)  # without its thread
+    stream._state, stream._over = threading.Condition(), None
+
+    def stop() -> bool:
+        (folder / launcher.STARTED).touch()
+        made._stop(signal.SIGTERM, None)
+        stream._over = "a node has been out of reach"
+        return True
+
+    thread = threading.Thread(target=lambda: until(lambda: made._child is not None and stop(), "ranks", 30.0))
+    thread.start()
+    with launcher._store_socket("127.0.0.1") as store:
+        assert made._ranks(pb.NodeStart(launch="L1", store="127.0.0.1:1"), store, stream) == EX_STOPPED
+    thread.join(10.0)
+    assert (folder / "saved").exists()
+
+
 def test_a_stop_before_anything_is_there_harms_nothing(tmp_path: Path) -> None:
     heart = heartbeat.Launch(tmp_path / "heartbeat")
     made = Launcher(CONFIG, argparse.Namespace(), tmp_path / "not-yet", heart)
@@ -151,7 +182,7 @@ def test_the_ranks_are_watched_while_they_are_there(made: Launcher, tmp_path: Pa
         return True
 
     thread = stopped_when(made, lambda: made._child is not None and later())
-    made._ranks("L1", None)
+    ranks(made)
     thread.join(10.0)
     assert seen == [{"launcher", "rank-0", "rank-1"}]
     assert {file.name for file in beats.iterdir()} == {"launcher"}
@@ -160,6 +191,6 @@ def test_the_ranks_are_watched_while_they_are_there(made: Launcher, tmp_path: Pa
 def test_a_launcher_that_waits_for_others_is_alive(tmp_path: Path) -> None:
     heartbeat.Launch(tmp_path)
     stream = LaunchStream.__new__(LaunchStream)  # without its thread
-    stream._state, stream._launch, stream._refused = threading.Condition(), "", ""
+    stream._state, stream._launch, stream._refused = threading.Condition(), None, ""
     os.utime(tmp_path / "launcher", (1.0, 1.0))
     assert stream.wait(lambda: heartbeat.age_s(tmp_path) < 50.0) is None

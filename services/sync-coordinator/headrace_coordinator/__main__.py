@@ -50,9 +50,8 @@ async def serve(args: argparse.Namespace) -> int:
     token = environment.token_to_listen(args.host)
     seen = stamp_of(args.config)  # before it is read: what follows may take minutes
     config = load(args.config)
-    patience = config.redis.connect_timeout_s
-    client = connect_async(environment.redis_url(), patience)
-    await until_configured(AsyncLedger(client, config.name, retry_s=patience), config)
+    client = connect_async(environment.redis_url(), config.redis.connect_timeout_s)
+    await until_configured(AsyncLedger(client, config.name, retry_s=0.0), config)
     await check_memory(config, client)
     driver = Driver(config, AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s))
     adviser = Adviser(config, driver.ledger, driver.notices.listen())
@@ -75,7 +74,8 @@ async def serve(args: argparse.Namespace) -> int:
             ("grpc.so_reuseport", 0),
         ],
     )
-    sync_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(driver), server)
+    servicer = CoordinatorServicer(driver)
+    sync_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     name = sync_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
@@ -102,6 +102,7 @@ async def serve(args: argparse.Namespace) -> int:
     others = [asyncio.create_task(_for_ever(name, part)) for name, part in beside.items()]
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({work, login, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    servicer.close()
     await server.stop(grace=1.0)
     for task in (work, login):
         if task.done():

@@ -1,8 +1,8 @@
 """The trainer's nodes: who is there, and the launch that they are in.
 
-A launch is one start of every rank on every node, under a torchrun rendezvous id that is used once. It begins
-when as many launchers wait as the run has nodes, and it is over for all of them as soon as it is for one:
-what is left of it could only wait for ranks that do not come back.
+A launch is one start of every rank on every node, under an id that is used once. It begins when as many
+launchers wait as the run has nodes, and it is over for all of them as soon as it is for one: what is left
+of it could only wait for ranks that do not come back. They meet at a store that the first of them serves.
 
 | event                                  | next                                                         |
 |----------------------------------------|--------------------------------------------------------------|
@@ -41,6 +41,8 @@ class Node:
     """One stream of a launcher."""
 
     name: str
+    store: str = ""
+    """host:port where it would serve a launch's store."""
     outgoing: asyncio.Queue[pb.NodeCommand | None] = field(default_factory=asyncio.Queue)
     """None ends the stream."""
 
@@ -137,10 +139,12 @@ class Launches:
             return
         chosen = list(self._waiting)[: self.nodes]
         self.launch = self._new_id()
-        for name in chosen:
+        store = self._waiting[chosen[0]].store
+        for number, name in enumerate(chosen):
             node = self._waiting.pop(name)
             self._members[name] = node
-            node.send(pb.NodeCommand(start=pb.NodeStart(launch=self.launch)))
+            start = pb.NodeStart(launch=self.launch, number=number, store=store)
+            node.send(pb.NodeCommand(start=start))
         log.info("trainer launch", extra={"launch": self.launch, "nodes": chosen})
 
     def _over(self, reason: str) -> None:

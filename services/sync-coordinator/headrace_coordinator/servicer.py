@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -18,6 +18,7 @@ from headrace_coordinator.connections import MemberConnection, TrainerConnection
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.launches import Launches, Node
 
+C = TypeVar("C")
 log = logging.getLogger("headrace.coordinator")
 
 
@@ -51,6 +52,21 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.launches = Launches(driver.config.trainer.nnodes)
+        self._open: set[asyncio.Queue[Any]] = set()
+        """What is sent on each stream; None ends it."""
+
+    def close(self) -> None:
+        """End all streams, before the server would break them off."""
+        for outgoing in self._open:
+            outgoing.put_nowait(None)
+
+    async def _commands(self, outgoing: asyncio.Queue[C | None]) -> AsyncIterator[C]:
+        self._open.add(outgoing)
+        try:
+            while (command := await outgoing.get()) is not None:
+                yield command
+        finally:
+            self._open.discard(outgoing)
 
     async def Member(
         self, request_iterator: AsyncIterator[pb.MemberReport], context: grpc.aio.ServicerContext
@@ -68,7 +84,7 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
         try:
             await self._driver.member_joined(connection)
             reader = asyncio.create_task(self._read_member(connection, request_iterator))
-            while (command := await connection.outgoing.get()) is not None:
+            async for command in self._commands(connection.outgoing):
                 yield command
         finally:
             if reader is not None:
@@ -129,7 +145,7 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
         log.info("trainer connected", extra={"lineage": hello.lineage})
         reader = asyncio.create_task(self._read_trainer(connection, request_iterator))
         try:
-            while (command := await connection.outgoing.get()) is not None:
+            async for command in self._commands(connection.outgoing):
                 yield command
         finally:
             reader.cancel()
@@ -173,11 +189,11 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
                 "services the same configuration",
             )
             return
-        node = Node(hello.node)
+        node = Node(hello.node, hello.store)
         launches.joined(node, hello.launch)
         reader = asyncio.create_task(self._read_node(node, request_iterator))
         try:
-            while (command := await node.outgoing.get()) is not None:
+            async for command in self._commands(node.outgoing):
                 yield command
         finally:
             reader.cancel()

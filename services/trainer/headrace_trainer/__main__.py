@@ -1,8 +1,7 @@
 """`headrace-trainer`: starts this node's ranks under torchrun and passes stops on to them.
 
-torchrun's rendezvous store lives in another process (HEADRACE_RDZV, host:port). With several nodes
-(`trainer.nnodes`) one of these runs on each, and the coordinator starts them together (HEADRACE_COORDINATOR).
-Exit codes: `headrace.endings`.
+With several nodes (`trainer.nnodes`) one of these runs on each, and the coordinator starts them together
+(HEADRACE_COORDINATOR). Exit codes: `headrace.endings`.
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True, help="the run's configuration file")
     parser.add_argument("--host", default="", help="where metrics listen; default: services.host")
     parser.add_argument("--port", type=int, default=0, help="Prometheus port of this node; 0 for none")
-    parser.add_argument("--rdzv", default=os.environ.get("HEADRACE_RDZV", ""), help="host:port of the store")
-    parser.add_argument("--rdzv-id", default="", help="with one node: its rendezvous id; default: a new one")
     parser.add_argument(
         "--node-address",
         default=os.environ.get("HEADRACE_NODE_ADDRESS", ""),
-        help="address of this node that the others reach; default: the one that faces the store",
+        help="address of this node that the others reach; default: the one that faces the coordinator",
     )
     parser.add_argument("--node-name", default="", help="name of this node, for logs; default: the host's")
     parser.add_argument(
@@ -56,9 +53,6 @@ def main() -> None:
         tls.check()
     except (ConfigError, tls.TlsError) as error:
         say_why("trainer", error)
-        sys.exit(EX_CONFIG)
-    if not args.rdzv:
-        say_why("trainer", "give --rdzv or HEADRACE_RDZV, the host:port of the rendezvous")
         sys.exit(EX_CONFIG)
     from headrace_trainer import heartbeat
     from headrace_trainer.launcher import Launcher

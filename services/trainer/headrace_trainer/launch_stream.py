@@ -31,14 +31,16 @@ class LaunchRefused(RuntimeError):
 
 
 class LaunchStream:
-    def __init__(self, address: str, token: str, node: str, nodes: int) -> None:
-        """`node`: name of this launcher; `nodes`: how many there are to be."""
+    def __init__(self, address: str, token: str, node: str, nodes: int, store: str) -> None:
+        """`node`: name of this launcher; `nodes`: how many there are to be; `store`: host:port of the store
+        that this node would serve."""
         self._address = address
         self._metadata = bearer(token)
         self._node = node
         self._nodes = nodes
+        self._store = store
         self._state = threading.Condition()
-        self._launch = ""
+        self._launch: pb.NodeStart | None = None
         self._over: str | None = None
         self._refused = ""
         self._ended: int | None = None
@@ -48,9 +50,9 @@ class LaunchStream:
         self._thread = threading.Thread(target=self._run, name="launch-stream", daemon=True)
         self._thread.start()
 
-    def wait(self, stopping: Callable[[], bool]) -> str | None:
-        """The id of the launch, once all nodes are there, however long that takes: a node without its peers
-        is a state, not an error. None when `stopping`. Raises LaunchRefused."""
+    def wait(self, stopping: Callable[[], bool]) -> pb.NodeStart | None:
+        """The launch, once all nodes are there, however long that takes: a node without its peers is a state,
+        not an error. None when `stopping`. Raises LaunchRefused."""
         while not stopping():
             heartbeat.beat()
             with self._state:
@@ -88,7 +90,8 @@ class LaunchStream:
             out: queue.SimpleQueue[pb.NodeReport | None] = queue.SimpleQueue()
             with self._state:
                 self._out = out
-                hello = pb.NodeHello(node=self._node, nodes=self._nodes, launch=self._launch)
+                launch = self._launch.launch if self._launch else ""
+                hello = pb.NodeHello(node=self._node, nodes=self._nodes, launch=launch, store=self._store)
                 out.put(pb.NodeReport(hello=hello))
                 if self._ended is not None:
                     out.put(pb.NodeReport(ended=pb.NodeEnded(code=self._ended)))
@@ -143,7 +146,7 @@ class LaunchStream:
                 log.info("waiting for nodes", extra={"present": list(wait.present), "nodes": wait.nodes})
             case "start":
                 with self._state:
-                    self._launch = command.start.launch
+                    self._launch = command.start
                     self._state.notify_all()
             case "stop":
                 with self._state:

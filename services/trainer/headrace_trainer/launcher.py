@@ -1,8 +1,11 @@
 """Starts this node's ranks under torchrun, as often as it takes, and passes stops on to them.
 
-With several nodes each start is a launch of all of them: its rendezvous id comes from the coordinator, ranks
-are given out anew, and when it is over on one node it is over on all. A launcher whose launch is over waits
-for the next one instead of exiting, so that one lost node costs one container and not all of them.
+With several nodes each start is a launch of all of them: its id and the number of each node come from the
+coordinator, and when it is over on one node it is over on all. A launcher whose launch is over waits for the
+next one instead of exiting, so that one lost node costs one container and not all of them.
+
+Ranks that were told to stop need nobody but each other: the store at which they have met is the first node's
+(`node_agent`), and neither the coordinator nor Redis has to be there for a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from pathlib import Path
 from headrace import environment
 from headrace.config import RunConfig
 from headrace.endings import EX_CONFIG, EX_STOPPED, FINAL, say_why
-from headrace.net import interface_address
+from headrace.net import bound_socket, interface_address
 from headrace.runner.guardian import MARK, kill_marked
+from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import heartbeat, verdict
 from headrace_trainer.launch_stream import LaunchRefused, LaunchStream
 
@@ -36,6 +40,10 @@ STARTED = "started"
 """In the directory that ranks share with their launcher: from now on they heed a stop, and save first."""
 FORGIVEN_AFTER_S = 120.0
 """Ranks that ran for so long start again with a clean record."""
+BACKEND = "launch"
+"""torchrun's name for the meeting of `node_agent`, which is not imported here: it takes torch with it."""
+_MEET_S = 600.0
+"""How long the nodes of a launch may take until their agents have met."""
 _POLL_S = 0.2
 _TERM_S = 15.0
 
@@ -60,7 +68,9 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         if self._config.trainer.nnodes == 1:
-            code = self._ranks(self._args.rdzv_id or uuid.uuid4().hex, None)
+            with _store_socket("127.0.0.1") as store:
+                only = pb.NodeStart(launch=uuid.uuid4().hex, store=_address(store))
+                code = self._ranks(only, store, None)
             assert code is not None
         else:
             try:
@@ -81,17 +91,21 @@ class Launcher:
     def _launches(self) -> int:
         name = f"{self._args.node_name or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         failures = 0
+        coordinator = environment.coordinator()
+        here = self._args.node_address or interface_address(coordinator.rsplit(":", 1)[0])
         while True:
+            store = _store_socket(here)
             stream = LaunchStream(
-                environment.coordinator(), environment.token(), name, self._config.trainer.nnodes
+                coordinator, environment.token(), name, self._config.trainer.nnodes, _address(store)
             )
             code: int | None = None
             try:
                 if (launch := stream.wait(lambda: self._stops > 0)) is None:
                     return EX_STOPPED
                 began = time.monotonic()
-                code = self._ranks(launch, stream)
+                code = self._ranks(launch, store, stream)
             finally:
+                store.close()
                 stream.close(code)
             if code is None:
                 log.warning("launch is over", extra={"reason": stream.over})
@@ -106,8 +120,10 @@ class Launcher:
             why = {"code": code, "reason": self._reason, "failures": failures}
             log.warning("ranks ended", extra=why)
 
-    def _ranks(self, launch: str, stream: LaunchStream | None) -> int | None:
-        """One torchrun; its exit code, or None when it was ended because the launch is over."""
+    def _ranks(self, start: pb.NodeStart, store: socket.socket, stream: LaunchStream | None) -> int | None:
+        """One torchrun; its exit code, or None when it was ended because the launch is over. `store`: where
+        it serves the launch's store when this is the first node."""
+        launch = start.launch
         self._folder = self._state / launch
         self._folder.mkdir()
         if self._stops:
@@ -115,16 +131,20 @@ class Launcher:
         mark = f"{os.environ.get(MARK, 'headrace-trainer')}/{launch}"
         self._heart.ranks_begin(self._config.trainer.n_gpus_per_node)
         self._child = subprocess.Popen(
-            _command(self._config, self._args, launch, self._folder, self._heart.directory),
+            _command(self._config, self._args, start, store, self._folder, self._heart.directory),
             env={**os.environ, MARK: mark},
             start_new_session=True,  # a Ctrl-C of the terminal is for this process, which passes it on
             preexec_fn=_die_with_parent,
+            pass_fds=[] if start.number else [store.fileno()],
         )
+        store.close()  # the child has it; a port that nobody serves any more must refuse
         try:
             while (code := _wait(self._child)) is None:
                 heartbeat.beat()
                 nothing_to_save = self._stops > 0 and not (self._folder / STARTED).exists()
-                if nothing_to_save or (stream is not None and stream.over is not None):
+                # Ranks that were told to stop may be saving, whatever a coordinator that ends makes of it.
+                over = stream is not None and stream.over is not None and not self._stops
+                if nothing_to_save or over:
                     self._child.send_signal(signal.SIGTERM)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._child.wait(_TERM_S)
@@ -136,7 +156,11 @@ class Launcher:
             self._heart.ranks_ended()
         told = verdict.find(self._folder)
         self._reason = told.reason if told is not None else ""
-        return told.code if told is not None else code
+        if told is not None:
+            code = told.code
+        if code not in (0, EX_STOPPED, *FINAL) and stream is not None and stream.over is not None:
+            return None  # the other nodes went first
+        return code
 
     def _stop(self, number: int, _: object) -> None:
         self._stops += 1
@@ -158,15 +182,34 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-def _command(config: RunConfig, args: argparse.Namespace, launch: str, state: Path, heart: Path) -> list[str]:
-    """torchrun for this node. The store is somebody else's: it must survive us."""
-    host = args.rdzv.rsplit(":", 1)[0]
+def _store_socket(host: str) -> socket.socket:
+    """Listening, so that a node that is early waits instead of being refused. Raises PortTaken."""
+    found = bound_socket(host, 0)
+    found.listen()
+    return found
+
+
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _command(
+    config: RunConfig,
+    args: argparse.Namespace,
+    start: pb.NodeStart,
+    store: socket.socket,
+    state: Path,
+    heart: Path,
+) -> list[str]:
+    """torchrun for this node."""
+    serves = "" if start.number else f",fd={store.fileno()}"
     return [
-        sys.executable, "-m", "headrace_trainer.torchrun", str(state),
+        sys.executable, "-m", "headrace_trainer.node_agent", str(state),
         f"--nnodes={config.trainer.nnodes}", f"--nproc-per-node={config.trainer.n_gpus_per_node}",
-        "--rdzv-backend=c10d", f"--rdzv-endpoint={args.rdzv}",
-        "--rdzv-conf=is_host=0,timeout=600", f"--rdzv-id={launch}",
-        f"--local-addr={args.node_address or interface_address(host)}",
+        f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={start.store}", f"--rdzv-id={start.launch}",
+        f"--rdzv-conf=node={start.number},timeout={_MEET_S:g}{serves}",
+        f"--local-addr={store.getsockname()[0]}",
         "--max-restarts=0", "-m", "headrace_trainer.worker",
         "--config", str(args.config), "--state", str(state), "--port", str(args.port),
         "--heartbeat", str(heart),
