@@ -11,10 +11,11 @@ The deadline of one attempt is the Redis client's own socket timeout.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -39,6 +40,8 @@ script, a full disk."""
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
 MEMORY_DELAY_S = 0.5
+STOPPING_S = 5.0
+"""How long a client that was told to stop tries: what it still wanted to say, its checkpoint says, too."""
 CHUNK = 1000
 """Ids per call when a checkpoint is adopted."""
 
@@ -84,14 +87,19 @@ class _Common:
 
     def _delay(self, op: Op[Any], attempt: int, started: float, error: Exception) -> float:
         """Seconds until the next attempt; raises when the time is up."""
-        left = started + self.retry_s - self._clock()
+        patience = self._patience()
+        left = started + patience - self._clock()
         if left <= 0:
             raise LedgerUnavailable(
-                f"the ledger at {self.address} was not reached for {self.retry_s:g} s ({attempt} attempts of "
+                f"the ledger at {self.address} was not reached for {patience:g} s ({attempt} attempts of "
                 f"{op.script}, last: {type(error).__name__}); check that the server runs"
             ) from None
         delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 10))
         return min(left, delay * random.uniform(0.5, 1.0))
+
+    def _patience(self) -> float:
+        """Seconds that an operation may be repeated for."""
+        return self.retry_s
 
     def _login_refused(self, error: Exception) -> LoginRefused:
         return LoginRefused(login_refused(self.address, error))
@@ -110,10 +118,32 @@ class SyncLedger(_Common):
         retry_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`stopping`: whether the process was told to stop; then an outage is waited for STOPPING_S only."""
         super().__init__(client.connection_pool, run, retry_s, clock)
         self.redis = client
         self._sleep = sleep
+        self._stopping = stopping
+        self._went_first = False
+        """The server was not reached for something that was to be said before the end: once is enough."""
+
+    def _patience(self) -> float:
+        if not self._stopping():
+            return self.retry_s
+        return 0.0 if self._went_first else min(self.retry_s, STOPPING_S)
+
+    @contextlib.contextmanager
+    def unless_stopping(self) -> Iterator[None]:
+        """Around what a process that was told to stop can do without: then a server that went before it is
+        logged and not raised."""
+        try:
+            yield
+        except LedgerUnavailable as error:
+            if not self._stopping():
+                raise
+            self._went_first = True
+            log.warning("told to stop, and going on without the ledger", extra={"reason": str(error)})
 
     def run(self, op: Op[T]) -> T:
         started, attempt = self._clock(), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 
 from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.client import STOPPING_S, LedgerUnavailable, SyncLedger
 from headrace.ledger.replies import ClaimStatus
+from headrace.net import free_port
+from headrace.redis_connect import connect
 from headrace_trainer import batch
 from headrace_trainer.batch import Batches, Stopped
 from tests.unit.test_config import GOOD
@@ -53,6 +58,9 @@ class FakeRanks:
     def largest(self, value: int) -> int:
         return max(self._meeting.exchange(self.rank, "largest", value))
 
+    def gather_all(self, value: Any) -> list[Any]:
+        return self._meeting.exchange(self.rank, "gather_all", value)
+
 
 class EmptyLedger:
     def run(self, op: Any) -> Any:
@@ -70,6 +78,67 @@ def test_a_stop_of_any_node_is_seen_while_it_waits(monkeypatch: pytest.MonkeyPat
         ranks: Any = FakeRanks(number, meeting)
         ledger: Any = EmptyLedger()
         Batches(CONFIG, ledger, ranks, 1, stopping=lambda: number == stopping).next(0)
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(rank, number) for number in (0, 1)]
+        ended = [future.exception(30) for future in futures]
+    assert [type(error) for error in ended] == [Stopped, Stopped], ended
+
+
+class Clock:
+    """Sleeping is what moves it; `stop_at`: seconds until a stop is asked for."""
+
+    def __init__(self, stop_at: float) -> None:
+        self.now, self._stop_at = 0.0, stop_at
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def stopping(self) -> bool:
+        return self.now >= self._stop_at
+
+    def ledger(self) -> SyncLedger:
+        """Of a server that is not there."""
+        client = connect(f"redis://127.0.0.1:{free_port()}", 1.0)
+        return SyncLedger(client, "x", 300.0, lambda: self.now, self.sleep, self.stopping)
+
+
+def test_who_is_told_to_stop_does_not_wait_for_a_server_that_went_first() -> None:
+    clock = Clock(stop_at=100.0)
+    ledger = clock.ledger()
+    with ledger.unless_stopping():
+        ledger.run(ops.stats())
+    assert 100.0 <= clock.now < 103.0, "it is seen in the middle of an outage"
+    before = clock.now
+    with ledger.unless_stopping():
+        ledger.run(ops.stats())
+    assert clock.now == before, "once is enough"
+
+
+def test_an_outage_that_begins_after_the_stop_may_pass() -> None:
+    clock = Clock(stop_at=0.0)
+    with pytest.raises(LedgerUnavailable):
+        clock.ledger().run(ops.stats())
+    assert clock.now == pytest.approx(STOPPING_S)
+
+
+def test_without_a_stop_an_outage_is_an_error() -> None:
+    clock = Clock(stop_at=1e9)
+    ledger = clock.ledger()
+    with pytest.raises(LedgerUnavailable), ledger.unless_stopping():
+        ledger.run(ops.stats())
+    assert clock.now == pytest.approx(300.0)
+
+
+def test_all_ranks_stop_when_one_cannot_read_its_samples_any_more() -> None:
+    """Told to stop, after its server: the other rank has its own, and waits in a collective."""
+    meeting = Meeting()
+    fine: Any = SimpleNamespace(run=lambda op: [], unless_stopping=contextlib.nullcontext)
+
+    def rank(number: int) -> None:
+        ranks: Any = FakeRanks(number, meeting)
+        ledger = Clock(0.0).ledger() if number else fine
+        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: number == 1)._read([], {})
 
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(rank, number) for number in (0, 1)]

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config import RunConfig
 from headrace.net import free_port
-from headrace_trainer import checkpoint, heartbeat, sync_client
+from headrace_trainer import checkpoint, heartbeat, loop
 from headrace_trainer.checkpoint import Checkpoints
+from headrace_trainer.loop import Trainer
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.sync_client import SyncClient, SyncFailed
+from tests.unit.test_config import GOOD
 from tests.waiting import until
 
 
@@ -121,31 +124,25 @@ def test_the_probe_imports_nothing_heavy() -> None:
 
 
 def test_who_waits_for_a_commit_beats(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_client, "_TURN_S", 0.01)
-    file = directory / "launcher"
-    heartbeat.begin(file)
+    monkeypatch.setenv("HEADRACE_COORDINATOR", "h:1")
+    heartbeat.begin(directory / "launcher")
+    trainer = Trainer.__new__(Trainer)  # without a model
+    trainer.config = RunConfig.model_validate(GOOD)
+    trainer._stop_file = directory / "stop"
     client = SyncClient.__new__(SyncClient)  # without its stream
-    client._address, client._committed, client._failure = "h:1", None, None
-    client._state = threading.Condition()
-    failed: list[SyncFailed] = []
-
-    def wait() -> None:
-        try:
-            client.wait(60.0)
-        except SyncFailed as error:
-            failed.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    for _ in range(2):
-        stands_still(file)
-        until(lambda: heartbeat.age_s(directory) < 50.0, "a turn of the wait")
-    client._fail("no more")
-    waiting.join(10.0)
-    assert [str(error) for error in failed] == ["no more"]
-    client._failure = None
-    with pytest.raises(SyncFailed, match=r"h:1 committed nothing in 0\.05 s"):
-        client.wait(0.05)
+    client._committed, client._failure, client._state = None, None, threading.Condition()
+    monkeypatch.setattr(loop, "_TURN_S", 0.01)
+    trainer.sync = client
+    stands_still(directory / "launcher")
+    assert trainer._commit(time.monotonic() + 60.0) is None
+    assert heartbeat.age_s(directory) < 50.0
+    with pytest.raises(SyncFailed, match="h:1 committed nothing in"):
+        trainer._commit(time.monotonic() - 1.0)
+    client._failure = "no more"
+    with pytest.raises(SyncFailed, match="no more"):
+        trainer._commit(time.monotonic() + 60.0)
+    (directory / "stop").touch()
+    assert trainer._commit(time.monotonic() + 60.0) is None, "who is told to stop has no use for it"
 
 
 def test_who_waits_for_a_checkpoint_beats(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.config import RunConfig
 from headrace.ledger import ops
-from headrace.ledger.client import SyncLedger
+from headrace.ledger.client import LedgerUnavailable, SyncLedger
 from headrace.ledger.replies import Claimed, ClaimStatus, FailStatus
 from headrace.wire import Sample, WireError, decode_sample
 from headrace_trainer import heartbeat
@@ -128,9 +128,10 @@ class Batches:
 
     def _drop(self, ids: Sequence[str], reason: str) -> None:
         if ids and self._ranks.is_first:
-            verdict = self._ledger.run(ops.drop(self._lineage, ids, reason))
-            if verdict != "ok":
-                raise refused(f"to drop {len(ids)} samples ({reason})", verdict, self._lineage)
+            with self._ledger.unless_stopping():
+                verdict = self._ledger.run(ops.drop(self._lineage, ids, reason))
+                if verdict != "ok":
+                    raise refused(f"to drop {len(ids)} samples ({reason})", verdict, self._lineage)
 
     def _check_refills(self, filtered: int, want: int) -> None:
         limit = self._config.algorithm.filter_groups.max_num_gen_batches
@@ -175,7 +176,12 @@ class Batches:
         """`wait` now and then: the other ranks stand in a collective, which has a deadline of its own."""
         look = time.monotonic() + _MEMBERS_EVERY_S
         while True:
-            reply = self._ledger.run(ops.claim(self._lineage, window, count))
+            try:
+                reply = self._ledger.run(ops.claim(self._lineage, window, count))
+            except LedgerUnavailable:
+                if not self._stopping():
+                    raise
+                return {"status": "stopped"}
             if reply.status is ClaimStatus.FENCED:
                 if self._ledger.run(ops.stats()).lineage != self._lineage:
                     return {"status": "superseded"}
@@ -201,10 +207,17 @@ class Batches:
             heartbeat.sleep(_POLL_S)
 
     def _read(self, ids: Sequence[str], decoded: dict[str, Sample]) -> dict[str, str]:
-        """Fetch and decode this rank's samples; returns id -> reason of every rank's malformed ones."""
+        """Fetch and decode this rank's samples; returns id -> reason of every rank's malformed ones.
+
+        Raises Stopped, on every rank alike, when one of them was told to stop and Redis went first.
+        """
         bad: dict[str, str] = {}
         missing = [i for i in ids if i not in decoded]
-        payloads = self._ledger.run(ops.payloads(missing))
+        payloads: list[bytes | None] | None = None
+        with self._ledger.unless_stopping():
+            payloads = self._ledger.run(ops.payloads(missing))
+        if any(self._ranks.gather_all(payloads is None)) or payloads is None:
+            raise Stopped  # what was claimed goes back when the lineage of the next start begins
         for sample_id, raw in zip(missing, payloads, strict=True):
             try:
                 if raw is None:
@@ -238,20 +251,25 @@ class Batches:
         if not rejected:
             return
         if self._ranks.is_first:
-            for item in batch.items:
-                if (detail := rejected.get(item.sample_id)) is None:
-                    continue
-                answer = self._ledger.run(
-                    ops.reject(self._lineage, item.sample_id, item.attempt, "non_finite", detail)
-                )
-                if answer is FailStatus.FENCED:
-                    raise ClaimFailed(f"the ledger refused to take back sample {item.sample_id}")
-                log.error("sample rejected", extra={"sample": item.sample_id, "answer": str(answer)})
+            with self._ledger.unless_stopping():
+                self._take_back(batch, rejected)
         batch.remove(rejected)
+
+    def _take_back(self, batch: Batch, rejected: Mapping[str, str]) -> None:
+        for item in batch.items:
+            if (detail := rejected.get(item.sample_id)) is None:
+                continue
+            answer = self._ledger.run(
+                ops.reject(self._lineage, item.sample_id, item.attempt, "non_finite", detail)
+            )
+            if answer is FailStatus.FENCED:
+                raise ClaimFailed(f"the ledger refused to take back sample {item.sample_id}")
+            log.error("sample rejected", extra={"sample": item.sample_id, "answer": str(answer)})
 
     def _bury(self, bad: dict[str, str]) -> None:
         if self._ranks.is_first:
             for sample_id, reason in bad.items():
                 log.error("malformed sample", extra={"sample": sample_id, "reason": reason})
-                self._ledger.run(ops.bury(self._lineage, sample_id, "malformed", reason))
+                with self._ledger.unless_stopping():
+                    self._ledger.run(ops.bury(self._lineage, sample_id, "malformed", reason))
         self._ranks.share(None)  # nobody claims a replacement before they are out of the way

@@ -10,7 +10,6 @@ import gc
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -45,6 +44,8 @@ from headrace_trainer.window_rule import WindowRule
 log = logging.getLogger("headrace.trainer")
 
 _CANARY_TOKENS = 48
+_TURN_S = 1.0
+"""Of a wait for a commit: in between ranks look whether a node was told to stop."""
 
 
 class NotFinite(RuntimeError):
@@ -66,6 +67,7 @@ class Trainer:
             config.name,
             retry_s=config.redis.outage_timeout_s,
             sleep=heartbeat.sleep,
+            stopping=self._stopping,
         )
         self.learner = Learner(config, ranks)
         self.checkpoints = Checkpoints(
@@ -160,7 +162,7 @@ class Trainer:
         """Rank 0: a new lineage, and a ledger that agrees with the checkpoint. Returns its number, the
         committed version and the samples that it keeps of the one before."""
         heartbeat.beat(max(heartbeat.LONG_S, self.config.services.start_timeout_s))
-        wait_until_configured(self.ledger, self.config)
+        wait_until_configured(SyncLedger(self.ledger.redis, self.config.name, retry_s=0.0), self.config)
         expected = self.ledger.run(ops.stats()).lineage
         reply = self.ledger.run(ops.open_lineage(expected))
         if not reply.ok:
@@ -191,7 +193,8 @@ class Trainer:
         self.start()
         try:
             self.begin_sync(final=False)
-            self.finish_sync()
+            if not self.finish_sync():
+                raise Stopped
             self._stop_file.with_name(STARTED).touch()
             while (batch := self._next()) is not None:
                 self.train(batch)
@@ -236,11 +239,11 @@ class Trainer:
             last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
         if last or self.updates_in_window >= self.rule.present.sync_steps:
             with self.report.phase("param_sync"):
-                self.finish_sync()
-                self.begin_sync(final=last)
-                if self.config.waits_for_commit:
-                    self.report.wait_for_generation()
-                    self.finish_sync()
+                if self.finish_sync():
+                    self.begin_sync(final=last)
+                    if self.config.waits_for_commit:
+                        self.report.wait_for_generation()
+                        self.finish_sync()
             if self.config.waits_for_commit and self.ranks.is_first:
                 self.report.waited_for_generation()
         self.server.check()
@@ -254,9 +257,10 @@ class Trainer:
         ids = [i.sample_id for i in batch.items]
         p.trained.update(dict.fromkeys(ids, p.step))
         if self.ranks.is_first:
-            verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
-            if verdict != "ok":
-                raise refused(f"the acknowledgement of step {p.step}", verdict, p.lineage)
+            with self.ledger.unless_stopping():  # the checkpoint is what counts, and it is written next
+                verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
+                if verdict != "ok":
+                    raise refused(f"the acknowledgement of step {p.step}", verdict, p.lineage)
             if self.trained_log is not None:
                 self.trained_log.trained(p.lineage, p.step, ids)
         self._keep_canary(batch)
@@ -273,10 +277,12 @@ class Trainer:
 
     def _nothing_left(self) -> bool:
         """Rank 0: no sample can come any more, so this was the last update."""
-        s = self.ledger.run(ops.stats())
-        return s.end_of_data and not any(
-            s.counts[state] for state in ("ready", "in_flight", "parked", "queued", "training")
-        )
+        with self.ledger.unless_stopping():
+            s = self.ledger.run(ops.stats())
+            return s.end_of_data and not any(
+                s.counts[state] for state in ("ready", "in_flight", "parked", "queued", "training")
+            )
+        return False
 
     def _keep_canary(self, batch: Batch) -> None:
         """From now on the canary is a trajectory that was really sampled: rank 0's first."""
@@ -337,20 +343,41 @@ class Trainer:
         self.rule.take_up(version, *self.ranks.share(wanted))
         self.batches.in_order = self.rule.nothing_waits
 
-    def finish_sync(self) -> None:
-        """Wait until the round that is under way, if any, has committed; then checkpoint if it is time."""
+    def finish_sync(self) -> bool:
+        """Wait until the round that is under way, if any, has committed; then checkpoint if it is time.
+
+        False when a node is told to stop meanwhile: nobody may be left to commit, and nobody needs the round.
+        """
         if not self._pending:
-            return
-        limit = sync_limit_s(self.config)
-        committed: list[Any] | None = None
-        if self.sync is not None:
-            answer = self.sync.wait(limit)
-            self.report.committed(answer, self.snapshot.nbytes)
-            committed = [answer.version]
-        (self.progress.version,) = self.ranks.share(committed)
+            return True
+        deadline = time.monotonic() + sync_limit_s(self.config)
+        while (told := self.ranks.share(self._commit(deadline))) is None:
+            if self.ranks.largest(int(self._stopping())):
+                return False
+        (self.progress.version,) = told
         self._pending = False
         if self.progress.step and self._is_time_to_save():
             self.save()
+        return True
+
+    def _commit(self, deadline: float) -> list[int] | None:
+        """Rank 0: the version that was committed, if it comes within a turn. Raises SyncFailed."""
+        if self.sync is None:
+            return None
+        heartbeat.beat()
+        try:
+            answer = self.sync.committed(_TURN_S)
+        except SyncFailed:
+            if not self._stopping():
+                raise
+            return None
+        if answer is not None:
+            self.report.committed(answer, self.snapshot.nbytes)
+            return [answer.version]
+        if time.monotonic() > deadline:
+            limit, where = sync_limit_s(self.config), environment.coordinator()
+            raise SyncFailed(f"the coordinator at {where} committed nothing in {limit:g} s")
+        return None
 
     def _is_time_to_save(self) -> bool:
         t = self.config.trainer
@@ -374,7 +401,7 @@ class Trainer:
         return self._stop_file.exists()
 
     def stop(self) -> None:
-        """An orderly stop: everything trained so far is in the checkpoint."""
+        """An orderly stop: all that was trained is in the checkpoint. It needs nobody but the other ranks."""
         log.info("stopping", extra={"step": self.progress.step})
         if self.sync is not None and self._pending:
             try:
@@ -389,17 +416,20 @@ class Trainer:
         self.close()
 
     def finish(self) -> None:
-        """After the last update: its sync, its validation, the checkpoint, the exported model."""
-        self.finish_sync()
+        """After the last update: its sync, the checkpoint, its validation, the exported model.
+
+        Raises Stopped.
+        """
+        self._last_sync()
         freq = self.config.rollout.test_freq
         if self.updates_in_window or (freq and self._validated != self.window):
             # The end was not seen coming (the last samples died), or this start had nothing left to train.
             self.begin_sync(final=True)
-            self.finish_sync()
+            self._last_sync()
+        self.save(wait=True)  # before the last questions to Redis, which may be told to stop by now
         if self.ranks.is_first:
             self._wait_for_validation()
         self.ranks.share(None)
-        self.save(wait=True)
         state = self.checkpoints.full_state()
         if self.ranks.is_first:
             export_model(self.config, state, self.run_dir / "final")
@@ -407,6 +437,10 @@ class Trainer:
         self.ranks.share(None)
         self.close()
         log.info("completed", extra={"step": self.progress.step, "version": self.progress.version})
+
+    def _last_sync(self) -> None:
+        if not self.finish_sync():
+            raise Stopped
 
     def _wait_for_validation(self) -> None:
         deadline = time.monotonic() + self.config.val.max_delay_s

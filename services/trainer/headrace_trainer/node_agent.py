@@ -10,8 +10,8 @@ text and numbers into it; torchrun's c10d rendezvous would keep a pickle there, 
 
 Its `--rdzv-conf`: `node` (0 serves), `fd` (the bound socket, inherited; node 0 only), `timeout` in seconds.
 
-torchrun's own end is a traceback. A rank that fails by its own judgement has said why (`verdict`, in FOLDER); one
-that was killed has not, so this process says which it was, and by which signal. Exit code 1 for either.
+torchrun's own end is a traceback. A rank that fails by its own judgement has said why (`verdict`, in FOLDER).
+One that was killed has not: this process says which it was, and by which signal. Exit code 1 for either.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ class Report:
         self._gap_bound = 0.0  # versions, of that batch
         self._read_at = 0.0  # wall clock, when the batch was here
         self._telemetry: dict[str, telemetry.RolloutTelemetry] = {}
+        self._stats: Stats | None = None
         self._idle: float | None = None
         self._utilization: float | None = None
         self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span since the last sync
@@ -150,6 +151,12 @@ class Report:
         self._utilization = busy if busy is not None else self._utilization
         self._telemetry = fresh
 
+    def _read_stats(self) -> Stats | None:
+        """The ledger's; those of the update before when a stop was asked for and the ledger went first."""
+        with self._ledger.unless_stopping():
+            self._stats = self._ledger.run(ops.stats())
+        return self._stats
+
     def canary(self, report: pb.CanaryReport) -> None:
         """Called by the sync client's thread."""
         if self._log is not None:
@@ -211,7 +218,7 @@ class Report:
                     "counted": [t.environment_metrics for t in mine],
                 }
             )
-            stats = self._ledger.run(ops.stats()) if self._log is not None else None
+            stats = self._read_stats() if self._log is not None else None
         window = self._window
         samples = len(batch.items)
         stale = sum(window - i.min_version > 0 for i in batch.items)

@@ -21,13 +21,12 @@ from headrace.environment import bearer
 from headrace.staleness import StalenessRule
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace_trainer import heartbeat, metrics
+from headrace_trainer import metrics
 from headrace_trainer.weight_server import MovedOn, WeightServer
 
 log = logging.getLogger("headrace.trainer.sync")
 
 _MAX_MESSAGE = 64 * 1024 * 1024
-_TURN_S = 5.0
 _WELCOME_S = 60.0
 """How long the coordinator may take to answer before the first round is begun without its word."""
 
@@ -88,22 +87,10 @@ class SyncClient:
         with self._state:
             return self._pending is not None
 
-    def wait(self, timeout_s: float) -> pb.Committed:
-        """The commit of the round begun last. Raises SyncFailed, naming whom it waited for."""
-        deadline = time.monotonic() + timeout_s
+    def committed(self, wait_s: float = 0.0) -> pb.Committed | None:
+        """The commit of the round begun last, if it comes within `wait_s` seconds. Raises SyncFailed."""
         with self._state:
-            while self._committed is None and self._failure is None and time.monotonic() < deadline:
-                heartbeat.beat()
-                self._state.wait(max(0.0, min(_TURN_S, deadline - time.monotonic())))
-            if self._failure is not None:
-                raise SyncFailed(self._failure)
-            if self._committed is None:
-                raise SyncFailed(f"the coordinator at {self._address} committed nothing in {timeout_s:g} s")
-            return self._committed
-
-    def committed(self) -> pb.Committed | None:
-        """The commit of the round begun last, if it has come. Raises SyncFailed."""
-        with self._state:
+            self._state.wait_for(lambda: self._committed is not None or self._failure is not None, wait_s)
             if self._failure is not None:
                 raise SyncFailed(self._failure)
             return self._committed
