@@ -56,8 +56,21 @@ def _options(url: str, timeout_s: float) -> dict[str, Any]:
     }
 
 
+class _Pool(redis.asyncio.ConnectionPool):
+    """Connections that are up go first.
+
+    redis-py's takes the one that was given back last. Where no new connection can be made, since the server's
+    Service is deleted say, that is one which failed, again and again, above others that are up.
+    """
+
+    def get_available_connection(self) -> Any:
+        self._available_connections.sort(key=lambda connection: connection.is_connected)  # taken from the end
+        return super().get_available_connection()
+
+
 def connect_async(url: str, timeout_s: float = 10.0) -> redis.asyncio.Redis:
-    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, timeout_s))
+    pool = _Pool.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, timeout_s))
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def connect(url: str, timeout_s: float = 10.0) -> redis.Redis:

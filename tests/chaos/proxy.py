@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _CHUNK = 1 << 16
+_REFUSAL_S = 0.05
 
 
 class Proxy:
@@ -21,6 +22,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._links: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._away = False
+        self._full = False
         self._lose = 0
         self.lost = 0
         """Replies that were swallowed so far: the server did what was asked, the client never heard."""
@@ -55,6 +57,10 @@ class Proxy:
         if is_away:
             self.cut()
 
+    def full(self, is_full: bool) -> None:
+        """While full, new connections are refused; those that are there go on."""
+        self._full = is_full
+
     def lose_replies(self, count: int) -> None:
         """Swallow the next `count` replies, each together with its connection."""
         self._lose = count
@@ -72,7 +78,9 @@ class Proxy:
     # -- a connection ----------------------------------------------------------------------------
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._away:
+        if self._full:  # as where nothing answers any more: it takes its time to fail
+            await asyncio.sleep(_REFUSAL_S)
+        if self._away or self._full:
             writer.transport.abort()
             return
         try:

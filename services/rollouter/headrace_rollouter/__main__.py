@@ -78,14 +78,15 @@ class Rollouter:
         nccl = nccl_version(config.sync.transport)  # so does a missing NCCL
         scorer = build_scorer(config)
         await scorer.start()  # and a reward that cannot be loaded
+        client = connect_async(environment.redis_url())
         ledger = AsyncLedger(
-            connect_async(environment.redis_url()),
+            client,
             config.name,
             retry_s=config.redis.outage_timeout_s,
             waits_when_full=True,
         )
         # An unreachable Redis shows before the engine loads.
-        await until_configured(ledger, config)
+        await until_configured(AsyncLedger(client, config.name, retry_s=0.0), config)
         self.beats = Beats(
             SyncLedger(connect(environment.redis_url(), config.ledger.lease_s / 3), config.name, retry_s=0.0),
             self.incarnation,
@@ -164,17 +165,23 @@ class Rollouter:
         """Park interrupted groups, hand back the rest, leave, exit: inside the grace period."""
         self.draining = True
         log.info("draining", extra={"running": self.worker.running})
+        budget_s = self.config.services.stop_timeout_s
+        ends = time.monotonic() + budget_s
         try:
-            await asyncio.wait_for(self.worker.drain(), self.config.services.stop_timeout_s * 0.7)
+            await asyncio.wait_for(self.worker.drain(), budget_s * 0.7)
         except TimeoutError:
             log.warning(
                 "drain unfinished; the lease will return the rest", extra={"left": self.worker.running}
             )
         await asyncio.to_thread(self.beats.stop)
         await self.member.leave()
-        await ledger.run(ops.expire(self.incarnation, "left"))
-        with contextlib.suppress(redis.RedisError):
-            await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
+        try:
+            async with asyncio.timeout(max(1.0, ends - time.monotonic())):
+                await ledger.run(ops.expire(self.incarnation, "left"))
+                with contextlib.suppress(redis.RedisError):
+                    await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
+        except (TimeoutError, LedgerUnavailable):
+            log.warning("left unheard, Redis is out of reach; the lease will tell")
 
     async def _failure(self, parts: dict[str, asyncio.Task[Any]]) -> Exception:
         """What to end with when a part has ended: its error, or the engine's, which may lie behind it."""
