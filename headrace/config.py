@@ -203,7 +203,8 @@ class RedisConfig(Section):
     url: str | None = None
     """`redis://` or `rediss://` URL; unset: the bundled Valkey server is started by the runner."""
     connect_timeout_s: float = Field(5.0, gt=0)
-    """How long a service tries to reach Redis before it gives up at start."""
+    """How long one attempt to reach Redis may take at start. Services try again for as long as their start
+    may take (`services.start_timeout_s`); `headrace run` asks once, before it starts any."""
     allow_volatile: bool = False
     """Accept a server of your own that keeps nothing on disk: a restart of it ends the run."""
     max_memory_bytes: int = Field(0, ge=0)
@@ -244,7 +245,7 @@ class ServicesConfig(Section):
     """Restarts of one service before the run fails; after two minutes without one it counts anew (for the
     trainer only if it has saved a checkpoint since)."""
     start_timeout_s: float = Field(300.0, gt=0)
-    """Longest start of any service."""
+    """Longest start of any service, what it waits for included: Redis, and a run that is set up in it."""
     stop_timeout_s: float = Field(60.0, gt=0)
     """Longest orderly stop of any service."""
 

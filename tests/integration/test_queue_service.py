@@ -228,10 +228,12 @@ def test_it_ends_in_order_while_redis_is_away(make_queue: Callable[..., Queue], 
 def test_what_cannot_work_is_said_at_the_start(
     make_queue: Callable[..., Queue], valkey: ValkeyServer, tmp_path: Path
 ) -> None:
-    unreachable = make_queue("unreachable", redis={"connect_timeout_s": 0.3})
+    unreachable = make_queue(
+        "unreachable", redis={"connect_timeout_s": 0.3}, services={"start_timeout_s": 0.5}
+    )
     unreachable.url = "redis://:secret@127.0.0.1:1/0"
     assert unreachable.exit_code() == 69
-    assert "Redis at 127.0.0.1:1 did not answer within 0.3 s" in unreachable.log()
+    assert "Redis at 127.0.0.1:1 did not answer within 0.5 s" in unreachable.log()
     assert "secret" not in unreachable.log()
 
     refused = make_queue("refused")

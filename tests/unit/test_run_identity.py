@@ -11,13 +11,15 @@ import pytest
 from headrace import run_identity, startup
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, known_keys
-from headrace.ledger.client import LedgerError, LedgerUnavailable
+from headrace.ledger.client import LedgerError, LedgerUnavailable, LoginRefused
 from headrace.runner.layout import FIXED_KEYS
 from tests.unit.scripted_turns import config
 
 
 class Ledger:
     """Of which the queue service has set up as much as `answers` says, the last for ever."""
+
+    address = "h:1"
 
     def __init__(self, *answers: str | LedgerError) -> None:
         self._answers = list(answers)
@@ -50,6 +52,31 @@ def test_it_waits_for_the_queue_service_and_goes_on_with_its_run() -> None:
     recognise(config(), early, early, begun(data="digests are the queue service's"))
 
 
+def test_it_waits_for_redis_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "headrace.startup")
+    away = LedgerUnavailable("not reached")
+    early = LedgerError("HEADRACE the run x is not configured in this server")
+    startup.wait_until_configured(Ledger(away, away, early, away, early, begun()), config())  # type: ignore[arg-type]
+    told = [vars(record)["for"] for record in caplog.records]
+    assert told == ["an answer of Redis at h:1", "the queue service to set up the run"]
+
+
+def test_a_start_that_waits_in_vain_says_for_whom() -> None:
+    c = config()
+    c.services.start_timeout_s = 0.01
+    for error, whom in (
+        (LedgerUnavailable("not reached"), "an answer of Redis at h:1"),
+        (LedgerError("HEADRACE the run x is not configured in this server"), "the queue service"),
+    ):
+        with pytest.raises(LedgerUnavailable, match=f"has waited 0.01 s for {whom}"):
+            recognise(c, error)
+
+
+def test_a_refused_login_is_not_waited_for() -> None:
+    with pytest.raises(LoginRefused):
+        recognise(config(), LoginRefused("Redis refuses the login"))
+
+
 @pytest.mark.parametrize("key", ["model.path", "rollout.n", "data.max_response_length", "environment.kwargs"])
 def test_another_run_is_refused_by_name(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}: was 'another' when the run .* set it back"):
@@ -70,11 +97,7 @@ def test_what_an_earlier_release_did_not_note_is_not_compared(fingerprint: str) 
     recognise(config(), fingerprint)
 
 
-def test_it_does_not_wait_for_ever() -> None:
-    plain = config().model_dump()
-    plain["services"]["start_timeout_s"] = 0.01
-    with pytest.raises(LedgerUnavailable, match="did not set up the run within"):
-        recognise(RunConfig.model_validate(plain), LedgerError("the run x is not configured in this server"))
+def test_it_does_not_wait_for_what_will_not_pass() -> None:
     with pytest.raises(LedgerError, match="wrong kind"):
         recognise(config(), LedgerError("wrong kind of value"))
 

@@ -105,7 +105,9 @@ async def serve(config: RunConfig, listener: socket.socket) -> None:
     url = os.environ.get("HEADRACE_REDIS_URL") or config.redis.url
     if not url:
         raise startup.config_problem("no Redis is named: set HEADRACE_REDIS_URL, or redis.url in the file")
-    client = await startup.connect(environment.with_redis_password(url), config.redis.connect_timeout_s)
+    client = await startup.connect(
+        environment.with_redis_password(url), config.redis.connect_timeout_s, config.services.start_timeout_s
+    )
     try:
         await startup.check_server(client, config)
         loops = await prepare(config, client)

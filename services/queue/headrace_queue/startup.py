@@ -48,8 +48,9 @@ def config_problem(message: str) -> Fatal:
 # -- Redis --------------------------------------------------------------------------------------------
 
 
-async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
-    """A client of the Redis at `url`, which has answered within `timeout_s` seconds. Raises Fatal."""
+async def connect(url: str, timeout_s: float, patience_s: float = 0.0) -> redis.asyncio.Redis:
+    """A client of the Redis at `url`, which has answered. It is asked for `patience_s` seconds, since
+    services start in any order, and has `timeout_s` seconds for each answer. Raises Fatal."""
     try:
         where = redis_url.parse(url).where
         client = redis.asyncio.Redis.from_url(
@@ -61,10 +62,12 @@ async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
         )
     except ValueError as error:
         raise config_problem(f"the Redis URL {redis_url.masked(url)} cannot be used: {error}") from None
-    deadline = time.monotonic() + timeout_s
+    patience_s = max(patience_s, timeout_s)
+    deadline = time.monotonic() + patience_s
+    told = False
     while True:
         try:
-            async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
+            async with asyncio.timeout(max(0.05, min(timeout_s, deadline - time.monotonic()))):
                 await cast(Any, client).ping()
             return client
         except LOGIN_REFUSED as error:
@@ -74,10 +77,13 @@ async def connect(url: str, timeout_s: float) -> redis.asyncio.Redis:
             if time.monotonic() >= deadline:
                 await client.aclose()
                 raise Fatal(
-                    f"Redis at {where} did not answer within {timeout_s:g} s ({error or 'no answer'}). "
+                    f"Redis at {where} did not answer within {patience_s:g} s ({error or 'no answer'}). "
                     "Start it, or correct redis.url or HEADRACE_REDIS_URL.",
                     EX_UNAVAILABLE,
                 ) from None
+            if not told:
+                told = True
+                log.info("waiting", extra={"for": f"an answer of Redis at {where}", "at_most_s": patience_s})
         await asyncio.sleep(0.1)
 
 
