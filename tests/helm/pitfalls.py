@@ -198,7 +198,7 @@ def _references(pod: Pod) -> Iterator[tuple[str, str]]:
             source = variable.get("valueFrom", {})
             if "secretKeyRef" in source:
                 yield "Secret", source["secretKeyRef"]["name"]
-            if re.search(r"_(COORDINATOR|RDZV)$", variable["name"]) and "value" in variable:
+            if re.search(r"_COORDINATOR$", variable["name"]) and "value" in variable:
                 yield "Service", variable["value"].split(":")[0]
 
 
@@ -255,11 +255,21 @@ def writable_home(objects: Sequence[Object]) -> Iterator[str]:
 def grace(objects: Sequence[Object]) -> Iterator[str]:
     config = run_config(objects)
     budget = config.get("services", {}).get("stop_timeout_s", 60)
+    longest = 0
     for pod in pods(objects):
         if pod.component in ("rollouter", "trainer"):
             given = pod.spec.get("terminationGracePeriodSeconds", 30)
+            longest = max(longest, given)
             if given <= budget:
                 yield f"{pod.name}: is killed after {given} s, but may take {budget} s to stop in order"
+    for pod in pods(objects):
+        if pod.component == "redis":
+            given = pod.spec.get("terminationGracePeriodSeconds", 30)
+            if given <= longest:
+                yield f"{pod.name}: is killed after {given} s, while others may save for {longest} s"
+            hook = pod.spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {})
+            if f" -lt {longest} ]" not in " ".join(hook.get("command", [])):
+                yield f"{pod.name}: does not wait {longest} s for those that save"
 
 
 def last_words(objects: Sequence[Object]) -> Iterator[str]:

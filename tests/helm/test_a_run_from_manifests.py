@@ -80,7 +80,7 @@ def test_the_services_find_each_other(
     assert run.ended() == {}
     assert_is_found(run, tmp_path)
     assert_tells_what_is_wrong(run, monkeypatch, capsys)
-    for name in ("queue", "coordinator", "rendezvous", "redis"):
+    for name in ("queue", "coordinator", "redis"):
         assert run.stop(name) == 0, run.log(name)[-4000:]
     code, text = ask(run, monkeypatch, capsys)
     assert code == 1
@@ -216,6 +216,6 @@ def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
     with connect(with_password(told["HEADRACE_REDIS_URL"], password)) as client:
         assert audit(client, "demo").balanced
     assert_can_be_read(run, tmp_path)
-    for name in ("trainer", "rollouter", "queue", "coordinator", "rendezvous"):
+    for name in ("trainer", "rollouter", "queue", "coordinator"):
         assert run.stop(name) == 0, run.log(name)[-4000:]
     assert not [name for name in run.running if password in run.log(name)]

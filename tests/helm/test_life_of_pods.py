@@ -29,8 +29,6 @@ ASKED: list[tuple[str, str, str, dict[str, Any] | None]] = [
     *(("defaults", "coordinator", probe, GRPC) for probe in PROBES),
     # Kubernetes' own gRPC probe speaks no TLS.
     *(("ci/tls.yaml", "coordinator", probe, LISTENS) for probe in PROBES),
-    ("defaults", "rendezvous", "startupProbe", {"tcpSocket": {"port": "rendezvous"}}),
-    ("defaults", "rendezvous", "livenessProbe", {"tcpSocket": {"port": "rendezvous"}}),
     # While it loads its log a server refuses every command: that is not dead.
     ("defaults", "redis", "livenessProbe", {"tcpSocket": {"port": "redis"}}),
 ]
@@ -71,14 +69,12 @@ def test_how_pods_are_replaced() -> None:
 
 
 def test_who_is_found_before_it_is_ready() -> None:
-    """The trainer's nodes meet beside a coordinator that may be starting; nobody else is asked so early."""
+    """Nobody is asked so early."""
     early = {
         o["metadata"]["name"]: o["spec"].get("publishNotReadyAddresses", False)
         for o in of_kind(charts.rendered(), "Service")
     }
-    assert early == {
-        "demo-queue": False, "demo-coordinator": False, "demo-redis": False, "demo-rendezvous": True
-    }  # fmt: skip
+    assert early == {"demo-queue": False, "demo-coordinator": False, "demo-redis": False}
 
 
 def test_how_the_trainer_and_rollouters_are_started() -> None:

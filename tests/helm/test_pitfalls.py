@@ -36,6 +36,10 @@ def thing(kind: str, what: str, change: Callable[[Object], Any]) -> Break:
     return lambda objects: change(get(objects, kind, what))
 
 
+def redis(change: Callable[[dict[str, Any]], Any]) -> Break:
+    return thing("StatefulSet", "redis", lambda o: change(o["spec"]["template"]["spec"]))
+
+
 def without(kind: str, what: str) -> Break:
     return lambda objects: objects.remove(get(objects, kind, what))
 
@@ -154,7 +158,7 @@ BROKEN: list[tuple[pitfalls.Check, Break, str]] = [
     (pitfalls.references, without("Secret", "auth"), "no Secret demo-auth"),
     (pitfalls.references, without("ServiceAccount", "workers"), "no ServiceAccount demo-workers"),
     (pitfalls.references, without("PersistentVolumeClaim", "checkpoints"), "no PersistentVolumeClaim"),
-    (pitfalls.references, without("Service", "rendezvous"), "no Service demo-rendezvous"),
+    (pitfalls.references, without("Service", "coordinator"), "no Service demo-coordinator"),
     (pitfalls.references, without("Role", "coordinator"), "no Role demo-coordinator"),
     (pitfalls.references, without("ServiceAccount", "coordinator"), "no ServiceAccount demo-coordinator"),
     (pitfalls.variables, container("rollouter", lambda c: c["args"].append("--x=$(NOWHERE)")), "$(NOWHERE)"),
@@ -186,6 +190,12 @@ BROKEN: list[tuple[pitfalls.Check, Break, str]] = [
         container("trainer", lambda c: c.pop("terminationMessagePolicy")),
         "does not say why",
     ),
+    (
+        pitfalls.grace,
+        redis(lambda s: s.update(terminationGracePeriodSeconds=120)),
+        "while others may save for 120 s",
+    ),
+    (pitfalls.grace, redis(lambda s: s["containers"][0].pop("lifecycle")), "does not wait 120 s"),
     (pitfalls.rolling, deployment("rollouter", lambda s: s.pop("strategy")), "more than there is room for"),
     (pitfalls.autoscaled, deployment("rollouter", lambda s: s.update(replicas=3)), "both set its replicas"),
     (pitfalls.autoscaled, without("Deployment", "rollouter"), "no Deployment demo-rollouter"),

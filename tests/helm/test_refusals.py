@@ -109,6 +109,14 @@ REFUSED = [
         ('config.services={"stop_timeout_s":300}', "trainer.terminationGracePeriodSeconds=200"),
         "set more than 300",
     ),
+    (
+        ("redis.terminationGracePeriodSeconds=60",),
+        "redis.terminationGracePeriodSeconds: 60 would end it before those that save",
+    ),
+    (
+        ("trainer.terminationGracePeriodSeconds=600", "redis.terminationGracePeriodSeconds=300"),
+        "set more than 600, or leave it out",
+    ),
     (('queue.extraEnv={"HF_TOKEN":"abc"}',), "queue.extraEnv.HF_TOKEN: a secret does not belong into values"),
     (
         ('trainer.extraEnv={"AWS_SECRET_ACCESS_KEY":"pw"}',),

@@ -139,8 +139,7 @@ def test_a_change_rolls_the_right_pods(change: str, components: set[str]) -> Non
         'config.kubernetes={"recommendation":{"windows":5},"request_timeout_s":5}',
     ],
 )
-def test_the_rendezvous_store_stays_where_the_coordinator_follows(change: str) -> None:
-    """It lies in the coordinator's pod, and the trainer would begin anew."""
+def test_no_pod_is_replaced_where_the_coordinator_follows(change: str) -> None:
     on = ("kubernetes.enabled=true", "monitoring.podMonitors.enabled=true", "rollouter.replicas=null")
     scaled = () if "scaleToZero" in change else ("autoscaling.enabled=true",)
     before, after = (charts.rendered(sets=(*on, *scaled, *more)) for more in ((), (change,)))

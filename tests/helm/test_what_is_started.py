@@ -54,7 +54,7 @@ def test_every_service_is_started() -> None:
         "headrace-coordinator",
     }
     modules = {words[2] for words in commands() if words[0] == "python3"}
-    assert modules == {"headrace.rendezvous", "headrace.demo", "headrace.reachable"}
+    assert modules == {"headrace.demo", "headrace.reachable"}
 
 
 @pytest.mark.parametrize("words", sorted(commands()), ids=" ".join)
@@ -78,7 +78,7 @@ def test_variables_are_ones_that_somebody_reads() -> None:
         for variable in container.get("env", [])
         if variable["name"].startswith("HEADRACE_")
     }
-    assert {"HEADRACE_TLS_CERT", "HEADRACE_REDIS_PASSWORD", "HEADRACE_RDZV"} <= names
+    assert {"HEADRACE_TLS_CERT", "HEADRACE_REDIS_PASSWORD"} <= names
     assert {name for name in names if f'"{name}"' not in text} == set()
 
 

@@ -176,6 +176,10 @@ secret is what only switches something, or is the path of a file. */}}
 {{- $problems = append $problems (printf "%s.terminationGracePeriodSeconds: %d would kill it before its %d s to stop in order (config.services.stop_timeout_s) are over; set more than %d" $component (int $grace) $stop $stop) -}}
 {{- end -}}
 {{- end -}}
+{{- $longest := include "headrace.longestStop" . | int -}}
+{{- if and (not $v.redis.external.url) (le (include "headrace.redisGrace" . | int) $longest) -}}
+{{- $problems = append $problems (printf "redis.terminationGracePeriodSeconds: %d would end it before those that save, which have up to %d s (rollouter.terminationGracePeriodSeconds, trainer.terminationGracePeriodSeconds); set more than %d, or leave it out" (int $v.redis.terminationGracePeriodSeconds) $longest $longest) -}}
+{{- end -}}
 {{- range $component := list "rollouter" "trainer" "queue" "coordinator" "redis" -}}
 {{- $extra := index $v $component "extraEnv" -}}
 {{- range $name, $value := $extra -}}
@@ -184,7 +188,7 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 {{- end -}}
 {{- /* Whatever the chart sets is set by a value of its own. */ -}}
-{{- range $name, $value := pick ($extra | default dict) "POD_NAME" "POD_IP" "HEADRACE_REDIS_URL" "HEADRACE_REDIS_PASSWORD" "HEADRACE_TOKEN" "HEADRACE_COORDINATOR" "HEADRACE_RDZV" "HEADRACE_RUN_DIR" "HEADRACE_TLS_CERT" "HEADRACE_TLS_KEY" "HEADRACE_TLS_CA" -}}
+{{- range $name, $value := pick ($extra | default dict) "POD_NAME" "POD_IP" "HEADRACE_REDIS_URL" "HEADRACE_REDIS_PASSWORD" "HEADRACE_TOKEN" "HEADRACE_COORDINATOR" "HEADRACE_RUN_DIR" "HEADRACE_TLS_CERT" "HEADRACE_TLS_KEY" "HEADRACE_TLS_CA" -}}
 {{- $problems = append $problems (printf "%s.extraEnv.%s: the chart sets it, from redis.external, auth, tls, config.name and the release; leave it out" $component $name) -}}
 {{- end -}}
 {{- if ne $component "redis" -}}

@@ -129,7 +129,7 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- if eq .component "rollouter" -}}
 {{- range list "actor" "critic" "ref" "trainer" -}}{{- $_ := unset $c . -}}{{- end -}}
 {{- end -}}
-{{- /* These the coordinator takes over as it is; its pod would take the rendezvous store with it. */ -}}
+{{- /* These the coordinator takes over as it is. */ -}}
 {{- $cluster := omit ($c.kubernetes | default dict) "recommendation" "scale_to_zero_on_completion" "deletion_cost_interval_s" "request_timeout_s" -}}
 {{- $_ := unset $c "kubernetes" -}}
 {{- if and $cluster (eq .component "coordinator") -}}{{- $_ := set $c "kubernetes" $cluster -}}{{- end -}}
@@ -182,6 +182,14 @@ Whoever scales it up again owns the number from then on.
 {{- if and (eq .manager "headrace-coordinator") (hasKey (dig "fieldsV1" "f:spec" dict .) "f:replicas") -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The longest that a service with something to save may take. Redis outlives them all. */}}
+{{- define "headrace.longestStop" -}}
+{{- max (include "headrace.rollouterGrace" . | int) (include "headrace.trainerGrace" . | int) -}}
+{{- end -}}
+{{- define "headrace.redisGrace" -}}
+{{- .Values.redis.terminationGracePeriodSeconds | default (add (include "headrace.longestStop" .) 60) | int -}}
 {{- end -}}
 
 {{/* What `spec.replicas` of the rollouters shall say; nothing where KEDA sets it from the start. */}}

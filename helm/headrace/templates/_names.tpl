@@ -58,10 +58,6 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- printf "%s-coordinator:%s" (include "headrace.base" .) (include "headrace.port" (list . "coordinator" "grpc")) -}}
 {{- end -}}
 
-{{- define "headrace.rendezvousAddress" -}}
-{{- printf "%s-rendezvous:%s" (include "headrace.base" .) (include "headrace.port" (list . "coordinator" "rendezvous")) -}}
-{{- end -}}
-
 {{- define "headrace.runDir" -}}
 {{- printf "/runs/%s" (.Values.config.name | default .Release.Name) -}}
 {{- end -}}
