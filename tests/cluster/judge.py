@@ -69,10 +69,9 @@ def must_be_on(now: Reading, when: str) -> None:
         )
 
 
-def must_go_forward(before: Reading, now: Reading, *, may_take_back: bool = False) -> None:
-    """What never goes back, whatever is replaced. `may_take_back`: a trainer may begin from a checkpoint."""
-    kept = ["version", "term", "lineage", "issued"] + ([] if may_take_back else ["trained"])
-    for name in kept:
+def must_go_forward(before: Reading, now: Reading) -> None:
+    """What never goes back, whatever is replaced in order."""
+    for name in ("version", "term", "lineage", "issued", "trained"):
         was, found = getattr(before, name), getattr(now, name)
         if found < was:
             raise Broken(f"{name} went back from {was} to {found}")

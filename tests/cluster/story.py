@@ -50,7 +50,6 @@ class Story:
         self._clock = clock
         self._pause = pause
         self._last: Reading | None = None
-        self._may_take_back = False
 
     def tell(self) -> None:
         """From an empty namespace to an empty namespace. Raises Broken."""
@@ -66,7 +65,8 @@ class Story:
             said = self._site.refuses({"config.seed": 7})
             if "config.seed" not in said:
                 raise Broken(f"the refusal does not name the key: {said}")
-        with self._step("delete the coordinator: the next one takes the next term", may_take_back=True):
+        gone = "delete the coordinator: the next one takes the next term"
+        with self._step(gone), self._no_update_is_lost("the coordinator was deleted"):
             self._delete_the_coordinator()
         with self._step("delete a rollouter"), self._no_update_is_lost("a rollouter was deleted"):
             self._delete_a_rollouter(rollouters + 1)
@@ -179,15 +179,13 @@ class Story:
     # -- waiting and judging ---------------------------------------------------------------------
 
     @contextmanager
-    def _step(self, what: str, *, may_take_back: bool = False) -> Iterator[None]:
+    def _step(self, what: str) -> Iterator[None]:
         self._say(what)
         judge.must_be_on(self._read(), f"before the step: {what}")
-        self._may_take_back = may_take_back
         yield
         after = self._read()
         judge.must_be_on(after, f"at the end of the step: {what}")
         now = self._until(lambda now: now.trained > after.trained, "one more update", self._limits.update)
-        self._may_take_back = False
         self._say(f"  {now}")
 
     @contextmanager
@@ -228,7 +226,7 @@ class Story:
     def _read(self) -> Reading:
         now = Reading.of(self._ask(self._site.stats))
         if self._last is not None:
-            judge.must_go_forward(self._last, now, may_take_back=self._may_take_back)
+            judge.must_go_forward(self._last, now)
         self._last = now
         return now
 
