@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import subprocess
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import psutil
 import pytest
 
 from headrace.config import RunConfig
+from headrace.net import free_port
 from headrace.v1 import sync_pb2 as pb
-from headrace_trainer import launcher
+from headrace_trainer import launcher, verdict
 from tests.unit.test_config import GOOD
 from tests.waiting import until
 
@@ -28,6 +30,25 @@ dist.destroy_process_group()
 """
 
 
+KILLED = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def command_of(
+    store: socket.socket, folder: Path, ranks: int, number: int = 0, nodes: int = 1, address: str = ""
+) -> list[str]:
+    """As the launcher starts it, but for the program of the ranks."""
+    start = pb.NodeStart(launch="L1", number=number, store=address or launcher._address(store))
+    words = launcher._command(CONFIG, ARGS, start, store, folder, folder)
+    changed = {"--nnodes": str(nodes), "--nproc-per-node": str(ranks)}
+    words = [f"{key}={changed[key]}" if (key := w.split("=")[0]) in changed else w for w in words]
+    return [*words[: words.index("-m", 3)], "rank.py"]
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_nodes_meet(tmp_path: Path, nodes: int) -> None:
     """A node that is early waits, and nobody complains when the one that serves the store is done."""
@@ -36,10 +57,7 @@ def test_nodes_meet(tmp_path: Path, nodes: int) -> None:
     agents = []
     with launcher._store_socket(host) as store:
         for number in reversed(range(nodes)):
-            start = pb.NodeStart(launch="L1", number=number, store=launcher._address(store))
-            words = launcher._command(CONFIG, ARGS, start, store, tmp_path, tmp_path)
-            words = [*words[: words.index("-m", 3)], "rank.py"]
-            words = [f"--nnodes={nodes}" if w.startswith("--nnodes") else w for w in words]
+            words = command_of(store, tmp_path, ranks=1, number=number, nodes=nodes)
             with (tmp_path / f"agent-{number}").open("wb") as log:
                 agents.append(
                     subprocess.Popen(words, cwd=tmp_path, stderr=log, pass_fds=[store.fileno()][number:])
@@ -57,3 +75,38 @@ def test_nodes_meet(tmp_path: Path, nodes: int) -> None:
         f"rank-{rank}": str(ranks) for rank in range(ranks)
     }
     assert not [log for log in logs if "Traceback" in log.read_text()]
+
+
+def test_a_rank_that_was_killed_is_named_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(KILLED)
+    with launcher._store_socket("127.0.0.1") as store:
+        done = subprocess.run(
+            command_of(store, tmp_path, ranks=2),
+            cwd=tmp_path,
+            pass_fds=[store.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    found = verdict.find(tmp_path)
+    assert found is not None
+    assert found.code == 1
+    assert found.reason.startswith("rank 1 (process ")
+    assert "was killed by SIGKILL" in found.reason
+
+
+def test_a_first_node_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Without the page that torch would write about it."""
+    gone = f"127.0.0.1:{free_port()}"
+    with launcher._store_socket("127.0.0.2") as store:
+        words = command_of(store, tmp_path, ranks=1, number=1, nodes=2, address=gone)
+    words = [w.replace("timeout=600", "timeout=2") for w in words]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr, done.stderr
+    found = verdict.find(tmp_path)
+    assert found is not None
+    assert found.reason.startswith(f"the ranks could not meet at {gone}: ")
