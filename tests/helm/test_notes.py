@@ -88,15 +88,15 @@ def test_how_pods_are_placed() -> None:
     ("sets", "warned"),
     [
         ((), True),
-        (("config.trainer.n_gpus_per_node=8", "config.actor.ppo_mini_batch_size=64"), False),
+        (("config.trainer.n_gpus_per_node=8", "config.actor.ppo_mini_batch_size=64"), True),
         (('trainer.priorityClassName="training"',), False),
-        (('trainer.schedulerName="volcano"',), False),
+        (('trainer.schedulerName="volcano"',), True),
         (('trainer.workload="leaderWorkerSet"',), False),
     ],
     ids=["shared nodes", "whole nodes", "priority", "gang", "set"],
 )
 def test_a_trainer_that_may_lose_the_race_for_its_nodes(sets: tuple[str, ...], warned: bool) -> None:
-    assert ("can take what the last of them need" in charts.notes(sets=(*SHARED, *sets))) == warned
+    assert ("can take what the last of them needs" in charts.notes(sets=(*SHARED, *sets))) == warned
 
 
 def test_cpus_have_none() -> None:

@@ -97,7 +97,7 @@ def test_an_editor_makes_all_but_what_is_asked_for(preset: str) -> None:
     others = {thing["kind"] for thing in objects} - EDIT
     roles = others & {"Role", "RoleBinding"}
     assert roles in (set(), {"Role", "RoleBinding"})
-    assert others - ADMIN <= set(CUSTOM), "kinds of operators, whose rights are given with them"
+    assert others - ADMIN <= {*CUSTOM, "PriorityClass"}, "an operator's kinds, or a cluster administrator's"
     config = get(objects, "ConfigMap", "demo-config")["data"]["config.yaml"]
     assert bool(roles) == ("rollouter_deployment" in config), "with kubernetes.enabled"
 

@@ -92,7 +92,7 @@ def test_what_is_beyond_repair_ends_the_run_once_with_one_sentence(ended: tuple[
 def test_who_had_to_end_with_it_leaves_no_traceback(ended: tuple[Run, str, int, str]) -> None:
     run = ended[0]
     last_start = run.log("rollouter-0").rpartition('"event": "engine loaded"')[2]
-    for log in (last_start, run.log("queue"), run.log("coordinator"), run.log("rendezvous")):
+    for log in (last_start, run.log("queue"), run.log("coordinator")):
         assert "Traceback" not in log
         assert "never awaited" not in log
         assert "was destroyed" not in log

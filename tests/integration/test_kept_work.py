@@ -22,7 +22,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PASSWORD = "a-word"
-ALL = ("queue", "coordinator", "rendezvous", "trainer")
+ALL = ("queue", "coordinator", "trainer")
 OWNER = "rollouter-0-test"
 BATCH = 4
 GATE = {"staleness_threshold": 1, "partial_rollout": True, "max_version_gap": 2}

@@ -22,8 +22,11 @@ secret is what only switches something, or is the path of a file. */}}
 {{- range $key, $value := $means -}}
 {{- $found := get $async $key -}}
 {{- if and (hasKey $async $key) (not (kindIs "invalid" $found)) (ne (include "headrace.text" $found) (toString $value)) -}}
-{{- $problems = append $problems (printf "config.async_training.%s: mode %s means %v, found %v; leave the key out (null), or config.mode" $key $c.mode $value $found) -}}
+{{- $problems = append $problems (printf "config.async_training.%s: mode %s means %v, found %v; leave the key out of your values, or leave out config.mode" $key $c.mode $value $found) -}}
 {{- end -}}
+{{- end -}}
+{{- if and (eq ($c.mode | default "") "colocated_sync") (not (include "headrace.onGpus" .)) -}}
+{{- $problems = append $problems "config.mode: colocated_sync without GPUs is for one machine's cores; leave it out, or set config.trainer.device to cuda" -}}
 {{- end -}}
 {{- if include "headrace.sharesGpus" . -}}
 {{- /* What the configuration's own models refuse as well, but only once the pods are up. */ -}}
@@ -177,8 +180,8 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 {{- end -}}
 {{- $longest := include "headrace.longestStop" . | int -}}
-{{- if and (not $v.redis.external.url) (le (include "headrace.redisGrace" . | int) $longest) -}}
-{{- $problems = append $problems (printf "redis.terminationGracePeriodSeconds: %d would end it before those that save, which have up to %d s (rollouter.terminationGracePeriodSeconds, trainer.terminationGracePeriodSeconds); set more than %d, or leave it out" (int $v.redis.terminationGracePeriodSeconds) $longest $longest) -}}
+{{- if and (not $v.redis.external.url) (lt (include "headrace.redisGrace" . | int) (add $longest 30 | int)) -}}
+{{- $problems = append $problems (printf "redis.terminationGracePeriodSeconds: %d would end it before those that save, which have up to %d s (rollouter.terminationGracePeriodSeconds, trainer.terminationGracePeriodSeconds), or in the middle of its own end; set at least %d, or leave it out" (int $v.redis.terminationGracePeriodSeconds) $longest (add $longest 30)) -}}
 {{- end -}}
 {{- range $component := list "rollouter" "trainer" "queue" "coordinator" "redis" -}}
 {{- $extra := index $v $component "extraEnv" -}}

@@ -12,7 +12,8 @@
 {{- end -}}
 {{- end -}}
 {{- $_ := set $c "name" ($c.name | default .Release.Name) -}}
-{{- $_ := set $c "services" (merge (dict "host" "0.0.0.0") ($c.services | default dict)) -}}
+{{- /* A start waits for the others as long as its pod's start-up probe lets it: a restart would only add back-off. */ -}}
+{{- $_ := set $c "services" (mergeOverwrite (dict "start_timeout_s" 2600) ($c.services | default dict) (dict "host" "0.0.0.0")) -}}
 {{- with .Values.redis.external.url -}}
 {{- $_ := set $c "redis" (merge (dict "url" .) ($c.redis | default dict)) -}}
 {{- end -}}
@@ -155,9 +156,6 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- define "headrace.stopSeconds" -}}
 {{- (.Values.config.services | default dict).stop_timeout_s | default 60 | ceil | int -}}
 {{- end -}}
-{{- define "headrace.startSeconds" -}}
-{{- (.Values.config.services | default dict).start_timeout_s | default 300 | ceil | int -}}
-{{- end -}}
 {{- define "headrace.rollouterGrace" -}}
 {{- .Values.rollouter.terminationGracePeriodSeconds | default (add (include "headrace.stopSeconds" .) 30) -}}
 {{- end -}}
@@ -171,15 +169,15 @@ Whoever scales it up again owns the number from then on.
 */}}
 {{- define "headrace.atRest" -}}
 {{- $name := printf "%s-trainer" (include "headrace.base" .) -}}
-{{- $live := dict -}}
-{{- if ne .Values.trainer.workload "leaderWorkerSet" -}}
-{{- $live = lookup "apps/v1" "Deployment" .Release.Namespace $name -}}
-{{- else if .Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1" -}}
-{{- $live = lookup "leaderworkerset.x-k8s.io/v1" "LeaderWorkerSet" .Release.Namespace $name -}}
+{{- $live := list (lookup "apps/v1" "Deployment" .Release.Namespace $name) -}}
+{{- if and (eq .Values.trainer.workload "leaderWorkerSet") (.Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1") -}}
+{{- $live = append $live (lookup "leaderworkerset.x-k8s.io/v1" "LeaderWorkerSet" .Release.Namespace $name) -}}
 {{- end -}}
-{{- if and $live (eq (dig "spec" "replicas" 1 $live | int) 0) -}}
-{{- range $live.metadata.managedFields -}}
+{{- range $live -}}
+{{- if and . (eq (dig "spec" "replicas" 1 . | int) 0) -}}
+{{- range .metadata.managedFields -}}
 {{- if and (eq .manager "headrace-coordinator") (hasKey (dig "fieldsV1" "f:spec" dict .) "f:replicas") -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
