@@ -43,7 +43,7 @@ def of(config: RunConfig) -> dict[str, object]:
 
 def scoring(config: RunConfig) -> str:
     """Digest of what may change within a run and makes finished samples unlike new ones: their rewards."""
-    how_called = {"timeout_s", "concurrency", "retries", "url", "token_env"}
+    how_called = {"timeout_s", "concurrency", "retries", "token_env"}
     facts = {
         "function": config.custom_reward_function.model_dump(exclude=how_called),
         "sources": {

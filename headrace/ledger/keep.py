@@ -29,10 +29,15 @@ class Keep:
     """Most that is kept; 0: nothing."""
     scoring: str
     """What scores depend on (`run_identity.scoring`). Work scored otherwise is not kept."""
+    snapshot: int = -1
+    """The version that the trainer was about to make of these very weights; it counts if it has committed."""
 
     def args(self) -> tuple[int | str, ...]:
         """As the script takes them."""
-        return (self.parent, self.windows, self.gap, self.crosses, self.window, self.limit, self.scoring)
+        return (
+            *(self.parent, self.windows, self.gap, self.crosses, self.window, self.limit, self.scoring),
+            self.snapshot,
+        )
 
 
 def keep_under(rule: StalenessRule, parent: int, windows: int, scoring: str) -> Keep:

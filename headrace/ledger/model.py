@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.ledger import replies as r
 from headrace.ledger.keep import UNBOUNDED, Keep
@@ -99,6 +99,12 @@ class Model(SampleModel):
             return r.AdoptReply(r.AdoptStatus.OK, "")
         if self.within(State.IN_FLIGHT):
             return r.AdoptReply(r.AdoptStatus.INCOMPLETE, "")
+        if (
+            keep is not None
+            and keep.parent < keep.snapshot <= self.version
+            and keep.snapshot not in self.forks
+        ):
+            keep = replace(keep, parent=keep.snapshot, windows=0)
         finished = sorted(self.within(State.TRAINING, State.QUEUED), key=lambda s: s.finished)
         kept: list[Record] = []
         if keep is not None and keep.scoring == self.scoring:

@@ -251,7 +251,7 @@ class SampleModel:
         self._ready(event, s, requeued, (r.FailStatus.RETRIED, by, attempt))
         return r.FailStatus.RETRIED
 
-    def expire(self, owner: str, reason: str, seen: int | None = None) -> r.ExpireReply:
+    def expire(self, owner: str, reason: str, seen: int | None = None, left: bool = False) -> r.ExpireReply:
         """Beats are no part of the model: `seen` is always what was last."""
         self.members.pop(owner, None)
         for row in [row for row, name in self.val_taken.items() if name == owner]:
@@ -261,8 +261,11 @@ class SampleModel:
         for s in self.within(State.IN_FLIGHT):
             if s.owner != owner:
                 continue
-            s.crashes += 1
-            if s.crashes > self.max_crashes:
+            s.crashes += not left
+            if left:
+                self._ready(Event.EXPIRE, s, "handback")
+                reply.requeued.append(s.id)
+            elif s.crashes > self.max_crashes:
                 self._end(Event.EXPIRE, s, State.DEAD, "poison", ())
                 reply.dead.append(s.id)
             else:

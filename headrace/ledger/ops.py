@@ -162,16 +162,17 @@ NEVER_BEAT = -1
 """Stands for the count of an owner without a beat; real ones start at 1."""
 
 
-def expire(owner: str, reason: str, seen: int | None = None) -> Op[r.ExpireReply]:
+def expire(owner: str, reason: str, seen: int | None = None, left: bool = False) -> Op[r.ExpireReply]:
     """Take everything back from an incarnation that is gone; `reason` is kept as the samples' detail.
 
-    `seen`: only if this (or NEVER_BEAT) still is the count of its last beat.
+    `seen`: only if this (or NEVER_BEAT) still is the count of its last beat. `left`: it went in order, so its
+    end speaks against no sample.
     """
 
     def parse(raw: Any) -> r.ExpireReply:
         return r.ExpireReply([_text(i) for i in raw[0]], [_text(i) for i in raw[1]], bool(int(raw[2])))
 
-    return Op("expire", (owner, reason[:MAX_DETAIL], "" if seen is None else seen), parse)
+    return Op("expire", (owner, reason[:MAX_DETAIL], "" if seen is None else seen, int(left)), parse)
 
 
 def claim(lineage: int, window: int, count: int, request_id: str | None = None) -> Op[r.ClaimReply]:

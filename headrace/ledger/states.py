@@ -104,7 +104,10 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_E.FAIL, _S.IN_FLIGHT, _S.READY, f"{_HOLDS}; failures <= max_retries: requeued(failed)"),
     Transition(_E.FAIL, _S.IN_FLIGHT, _S.DEAD, f"{_HOLDS}; failures > max_retries: dead(reason)"),
     Transition(
-        _E.EXPIRE, _S.IN_FLIGHT, _S.READY, "its owner expired; crashes <= max_crashes: requeued(expired)"
+        _E.EXPIRE,
+        _S.IN_FLIGHT,
+        _S.READY,
+        "its owner expired; crashes <= max_crashes: requeued(expired). It left in order: requeued(handback)",
     ),
     Transition(_E.EXPIRE, _S.IN_FLIGHT, _S.DEAD, "its owner expired; crashes > max_crashes: dead(poison)"),
     Transition(

@@ -133,12 +133,12 @@ class Schedules(RuleBasedStateMachine):
         self.pair(how, *self._owned(index, right), *extra[how])
 
     @when(State.IN_FLIGHT)
-    @rule(index=picks, back=mostly)
-    def expire(self, index: int, back: bool) -> None:
+    @rule(index=picks, back=mostly, left=st.booleans())
+    def expire(self, index: int, back: bool, left: bool) -> None:
         s = self.pick(index, State.IN_FLIGHT)
         assert s is not None
         owner = s.owner
-        self.pair("expire", owner, "lease")
+        self.pair("expire", owner, "lease", None, left)
         if back:
             self.pair("admit", self.m.term, owner, self.m.version)
 

@@ -205,20 +205,23 @@ BOUNDED = Keep(parent=4, windows=0, gap=2, crosses=2, window=1, limit=9, scoring
 
 
 @pytest.mark.parametrize(
-    ("parked", "parent", "windows", "stays"),
+    ("parked", "parent", "windows", "snapshot", "stays"),
     [
-        (False, 4, 0, True),  # gap 1, nothing lost
-        (False, 2, 0, True),  # two windows ahead of the weights that go on
-        (False, 2, 1, False),  # and these are in the middle of a third
-        (False, 1, 0, False),
-        (True, 4, 0, True),
-        (True, 3, 0, True),  # one window ahead, one version old
-        (True, 3, 1, False),  # what it may still wait would bring it to three
-        (True, 1, 0, False),
+        (False, 4, 0, -1, True),  # gap 1, nothing lost
+        (False, 2, 0, -1, True),  # two windows ahead of the weights that go on
+        (False, 2, 1, -1, False),  # and these are in the middle of a third
+        (False, 2, 1, 3, True),  # at its end, that is: they are version 3
+        (False, 2, 1, 5, False),  # which never came to be
+        (False, 1, 0, -1, False),
+        (True, 4, 0, -1, True),
+        (True, 3, 0, -1, True),  # one window ahead, one version old
+        (True, 3, 1, -1, False),  # what it may still wait would bring it to three
+        (True, 3, 1, 4, True),
+        (True, 1, 0, -1, False),
     ],
 )
 def test_where_the_line_is(
-    lockstep: Callable[[], LockStep], parked: bool, parent: int, windows: int, stays: bool
+    lockstep: Callable[[], LockStep], parked: bool, parent: int, windows: int, snapshot: int, stays: bool
 ) -> None:
     """Version 4 is committed; a sample of version 4 is finished or parked."""
     pair = lockstep()
@@ -232,7 +235,7 @@ def test_where_the_line_is(
     else:
         pair.finish("a", item.sample_id, 1)
     pair("open_lineage", 1, pair.request())
-    pair("finish_adopt", 2, replace(BOUNDED, parent=parent, windows=windows))
+    pair("finish_adopt", 2, replace(BOUNDED, parent=parent, windows=windows, snapshot=snapshot))
     assert pair.ledger.run(ops.stats()).counts["ready"] == int(not stays)
 
 

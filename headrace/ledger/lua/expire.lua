@@ -1,6 +1,6 @@
--- owner, detail, count of the beat that was seen ('': any; -1: none). Everything it owned leaves it; a repeat finds
--- nothing to do. One that has beaten since it was seen lives.
-local owner, detail, seen = ARGV[1], ARGV[2], ARGV[3]
+-- owner, detail, count of the beat that was seen ('': any; -1: none), 1 if it has left in order. Everything it owned
+-- leaves it; a repeat finds nothing to do. One that has beaten since it was seen lives.
+local owner, detail, seen, left = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 if seen ~= '' and seen ~= (string.match(call('HGET', key('beats'), owner) or '', '^%d+') or '-1') then
   return { {}, {}, 0 }
 end
@@ -12,8 +12,11 @@ call('HDEL', key('beats'), owner)
 local requeued, dead = {}, {}
 for _, id in ipairs(ids) do
   local s = load(id)
-  call('HSET', skey(id), 'crashes', s.crashes + 1)
-  if s.crashes + 1 > limit then
+  if not left then call('HSET', skey(id), 'crashes', s.crashes + 1) end
+  if left then
+    to_ready(s, 'handback')
+    requeued[#requeued + 1] = id
+  elseif s.crashes + 1 > limit then
     to_end(s, 'dead', 'poison', detail)
     dead[#dead + 1] = id
   else

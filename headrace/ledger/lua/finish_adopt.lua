@@ -1,4 +1,4 @@
--- lineage; then, if anything may be kept, a Keep: parent, windows, gap, crosses, window, limit, scoring.
+-- lineage; then, if anything may be kept, a Keep: parent, windows, gap, crosses, window, limit, scoring, snapshot.
 -- What was finished or parked under an abandoned lineage is kept when it will be trained within the gap, by
 -- its versions and by the training that lies between its policies and the one that goes on now. In order of
 -- finish: how many go before it says which window trains it. Takes stay held until the first commit.
@@ -12,6 +12,13 @@ if not scoring or scoring ~= text('scoring') then limit = 0 end
 local first = num('version') + 1 -- what this lineage commits first; it trains nothing before
 if parent and parent >= first then
   return redis.error_reply('HEADRACE version ' .. parent .. ' of the checkpoint is not committed')
+end
+
+-- The checkpoint's weights were about to become a version. They are it, unless it never committed or is another
+-- lineage's first.
+local snapshot = tonumber(ARGV[9] or '-1')
+if parent and snapshot > parent and snapshot < first and call('HEXISTS', META, 'fork:' .. snapshot) == 0 then
+  parent, windows = snapshot, 0
 end
 
 -- The version that `version` comes from, and the windows of training between the two.
@@ -64,7 +71,12 @@ end
 
 local finished, parked, gone = {}, {}, {}
 for _, id in ipairs(call('HKEYS', key('training'))) do finished[#finished + 1] = load(id) end
-for _, id in ipairs(call('ZRANGE', key('queued'), 0, -1)) do finished[#finished + 1] = load(id) end
+local queued = call('ZRANGE', key('queued'), 0, -1, 'WITHSCORES')
+for i = 1, #queued, 2 do
+  local s = load(queued[i])
+  s.seq = queued[i + 1] -- also where a script of the release before has left it out of the record
+  finished[#finished + 1] = s
+end
 table.sort(finished, function(a, b) return (tonumber(a.seq) or 0) < (tonumber(b.seq) or 0) end)
 for _, id in ipairs(call('ZRANGE', key('parked'), 0, -1)) do parked[#parked + 1] = load(id) end
 for _, group in ipairs({ finished, parked }) do

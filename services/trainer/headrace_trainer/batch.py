@@ -174,14 +174,17 @@ class Batches:
 
     def _claim_on_first(self, window: int, count: int, deadline: float) -> dict[str, object]:
         """`wait` now and then: the other ranks stand in a collective, which has a deadline of its own."""
+        try:
+            return self._claimed(window, count, deadline)
+        except LedgerUnavailable:
+            if not self._stopping():
+                raise
+            return {"status": "stopped"}
+
+    def _claimed(self, window: int, count: int, deadline: float) -> dict[str, object]:
         look = time.monotonic() + _MEMBERS_EVERY_S
         while True:
-            try:
-                reply = self._ledger.run(ops.claim(self._lineage, window, count))
-            except LedgerUnavailable:
-                if not self._stopping():
-                    raise
-                return {"status": "stopped"}
+            reply = self._ledger.run(ops.claim(self._lineage, window, count))
             if reply.status is ClaimStatus.FENCED:
                 if self._ledger.run(ops.stats()).lineage != self._lineage:
                     return {"status": "superseded"}

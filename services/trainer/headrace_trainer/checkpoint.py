@@ -65,6 +65,8 @@ class Progress:
     """Sample id -> step that trained it."""
     step_of_version: dict[str, int] = field(default_factory=dict)
     """Policy version -> optimizer steps before its snapshot."""
+    snapshot: int = -1
+    """The version that these weights were about to become, when this was saved between two windows."""
     kl_coef: float | None = None
     """Of the KL divergence in the reward, as the controller left it."""
 

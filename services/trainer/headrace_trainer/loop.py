@@ -93,6 +93,8 @@ class Trainer:
         self._pending = False
         self._validated = -1
         self._skipped_in_a_row = 0
+        self._began = False
+        """This lineage has committed: from then on there is something to save."""
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -195,6 +197,7 @@ class Trainer:
             self.begin_sync(final=False)
             if not self.finish_sync():
                 raise Stopped
+            self._began = True
             self._stop_file.with_name(STARTED).touch()
             while (batch := self._next()) is not None:
                 self.train(batch)
@@ -239,7 +242,7 @@ class Trainer:
             last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
         if last or self.updates_in_window >= self.rule.present.sync_steps:
             with self.report.phase("param_sync"):
-                if self.finish_sync():
+                if self.finish_sync(snapshot=self.window + 1):
                     self.begin_sync(final=last)
                     if self.config.waits_for_commit:
                         self.report.wait_for_generation()
@@ -343,8 +346,9 @@ class Trainer:
         self.rule.take_up(version, *self.ranks.share(wanted))
         self.batches.in_order = self.rule.nothing_waits
 
-    def finish_sync(self) -> bool:
+    def finish_sync(self, snapshot: int = -1) -> bool:
         """Wait until the round that is under way, if any, has committed; then checkpoint if it is time.
+        `snapshot`: the version that will be made of the present weights next.
 
         False when a node is told to stop meanwhile: nobody may be left to commit, and nobody needs the round.
         """
@@ -357,7 +361,7 @@ class Trainer:
         (self.progress.version,) = told
         self._pending = False
         if self.progress.step and self._is_time_to_save():
-            self.save()
+            self.save(snapshot=snapshot)
         return True
 
     def _commit(self, deadline: float) -> list[int] | None:
@@ -388,8 +392,9 @@ class Trainer:
         elapsed = time.monotonic() - self._saved_at
         return bool(self.ranks.share(elapsed >= t.save_interval_s if self.ranks.is_first else None))
 
-    def save(self, wait: bool = False) -> None:
+    def save(self, wait: bool = False, snapshot: int = -1) -> None:
         """A checkpoint of what is true now; it is written while training goes on, unless `wait`."""
+        self.progress.snapshot = snapshot
         with self.report.phase("save_checkpoint"):
             self.progress.wall_s = self.report.wall_s
             (self.checkpoints.save if wait else self.checkpoints.begin)(self.progress)
@@ -403,7 +408,7 @@ class Trainer:
     def stop(self) -> None:
         """An orderly stop: all that was trained is in the checkpoint. It needs nobody but the other ranks."""
         log.info("stopping", extra={"step": self.progress.step})
-        if self.sync is not None and self._pending:
+        if self.sync is not None and self._pending and self._began:
             try:
                 answer = self.sync.committed()
             except SyncFailed as error:
@@ -412,7 +417,8 @@ class Trainer:
             if answer is not None:
                 self.report.committed(answer, self.snapshot.nbytes)
                 self.progress.version = answer.version
-        self.save(wait=True)
+        if self._began:
+            self.save(wait=True)
         self.close()
 
     def finish(self) -> None:
@@ -433,7 +439,8 @@ class Trainer:
         state = self.checkpoints.full_state()
         if self.ranks.is_first:
             export_model(self.config, state, self.run_dir / "final")
-            self.ledger.run(ops.complete(self.progress.lineage))
+            with self.ledger.unless_stopping():
+                self.ledger.run(ops.complete(self.progress.lineage))
         self.ranks.share(None)
         self.close()
         log.info("completed", extra={"step": self.progress.step, "version": self.progress.version})
@@ -444,12 +451,13 @@ class Trainer:
 
     def _wait_for_validation(self) -> None:
         deadline = time.monotonic() + self.config.val.max_delay_s
-        while (status := self.ledger.run(ops.val_status())).open:
-            if time.monotonic() > deadline:
-                log.warning("validation unfinished", extra={"done": status.done, "total": status.total})
-                self.ledger.run(ops.val_close(status.version))
-                return
-            heartbeat.sleep(0.05)
+        with self.ledger.unless_stopping():
+            while (status := self.ledger.run(ops.val_status())).open and not self._stopping():
+                if time.monotonic() > deadline:
+                    log.warning("validation unfinished", extra={"done": status.done, "total": status.total})
+                    self.ledger.run(ops.val_close(status.version))
+                    return
+                heartbeat.sleep(0.05)
 
     def close(self) -> None:
         if self.sync is not None:

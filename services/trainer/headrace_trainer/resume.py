@@ -28,6 +28,7 @@ GOING_BACK = "going_back"
 def work_to_keep(config: RunConfig, progress: Progress, version: int, directory: Path) -> Keep:
     """Of the finished and parked samples in the ledger, whose committed version is `version`."""
     keep = keep_under(config.rule, *progress.origin(version), run_identity.scoring(config))
+    keep = replace(keep, snapshot=progress.snapshot)
     return replace(keep, limit=0) if (directory / GOING_BACK).exists() else keep
 
 
