@@ -446,3 +446,20 @@ async def test_a_catch_up_that_takes_too_long_names_whom_it_waited_for(make: Mak
     late.silence("load")
     (*_, expelled) = await late.expect("join", "load", "expelled")
     assert expelled.reason == "did not load the weights within 0.5 s"
+
+
+async def test_a_group_that_the_trainer_has_left_is_not_used_again(make: Make) -> None:
+    """A catch-up that came too late: the snapshot is another version by now, and its group is gone."""
+    c = await make()
+    trainer = await c.trainer()
+    await sync(trainer, 0, {})
+    trainer.answers["send"] = lambda command: {
+        "failed": pb.TrainerFailed(
+            term=command.term, session=command.send.session, error="moved on", moved_on=True
+        )
+    }
+    late = await c.member("late")
+    await late.expect("join", "load")
+    await trainer.expect("form", "send")
+    del trainer.answers["send"]
+    await sync(trainer, 1, {late: FIRST})

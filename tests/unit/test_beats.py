@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from headrace.redis_connect import connect
 from headrace.v1 import sync_pb2 as pb
 from headrace.valkey_server import ValkeyServer, start_valkey
 from headrace_rollouter.beats import Beats
-from headrace_rollouter.member import Member
+from headrace_rollouter.engine import EngineFailed
+from headrace_rollouter.member import Expelled, Member
 
 OWNER = "rollouter-0-1"
 
@@ -76,19 +78,20 @@ async def test_it_beats_while_the_event_loop_stands_still(ledger: SyncLedger) ->
 async def test_a_loop_that_has_turned_and_stands_still_for_a_lease_is_silent(ledger: SyncLedger) -> None:
     b = beats(ledger)
     b.start()
-    b.turned()
+    turning = asyncio.create_task(b.run())
+    await asyncio.sleep(0)
+    stand_still_until(lambda: not b._gets_on())
 
-    def stands_still() -> bool:
-        """No beat within twice the period, after the loop's lease."""
-        before = count(ledger)
-        until_s = time.monotonic() + 0.25
+    def pass_by(seconds: float) -> None:
+        until_s = time.monotonic() + seconds
         stand_still_until(lambda: time.monotonic() > until_s)
-        return count(ledger) == before
 
-    stand_still_until(stands_still)
+    pass_by(0.5)  # one that was under way has ended
     silent = count(ledger)
-    b.turned()
+    pass_by(4 * b._period_s)
+    assert count(ledger) == silent
     await until(lambda: count(ledger) > silent, "beats to go on with the loop")
+    turning.cancel()
     b.stop()
 
 
@@ -106,7 +109,7 @@ async def test_an_outage_is_waited_for_and_a_longer_one_ends_it(ledger: SyncLedg
     b = beats(ledger, outage_s=0.4, url="redis://127.0.0.1:1/0")
     b.start()
     with pytest.raises(LedgerUnavailable):
-        await asyncio.wait_for(b.failed(), 20)
+        await asyncio.wait_for(b.run(), 20)
     b.stop()
 
 
@@ -114,7 +117,7 @@ async def test_a_refused_login_ends_it_at_once(server: ValkeyServer, ledger: Syn
     b = beats(ledger, url=server.url.replace(":beats@", ":wrong@"))
     b.start()
     with pytest.raises(LoginRefused):
-        await asyncio.wait_for(b.failed(), 20)
+        await asyncio.wait_for(b.run(), 20)
     b.stop()
 
 
@@ -139,8 +142,22 @@ class Worker:
     async def drop_work(self) -> None:
         self.did.append("dropped")
 
+    async def drop_lost(self) -> None:
+        self.did.append("dropped what is lost")
+
     def paused(self) -> None:
         self.did.append("paused")
+
+
+SYNC = SimpleNamespace(pause_timeout_s=0.1, rendezvous_timeout_s=0.1)
+
+
+def member_of(engine: Engine, worker: Worker) -> Member:
+    """One that generates."""
+    config = SimpleNamespace(sync=SYNC)
+    member = Member(config, engine, worker, OWNER, "127.0.0.1:1", "")  # type: ignore[arg-type]
+    member._paused = False
+    return member
 
 
 class Members:
@@ -154,27 +171,39 @@ class Members:
 
 async def test_one_that_was_expired_drops_its_work_and_pauses_by_itself() -> None:
     engine, worker = Engine(), Worker()
-    member = Member(SimpleNamespace(), engine, worker, OWNER, "127.0.0.1:1", "")  # type: ignore[arg-type]
-    member._paused = False
+    member = member_of(engine, worker)
     await member.expired(Members())  # type: ignore[arg-type]
     assert (worker.did, engine.pauses) == (["dropped", "paused"], 1)
     (report,) = [member._reports.get_nowait() for _ in range(member._reports.qsize())]
     assert report.WhichOneof("report") == "paused"
 
 
-async def test_one_that_was_taken_in_again_meanwhile_keeps_what_it_has() -> None:
+async def test_one_that_was_taken_in_again_meanwhile_drops_only_what_it_has_lost() -> None:
     engine, worker = Engine(), Worker()
-    member = Member(SimpleNamespace(), engine, worker, OWNER, "127.0.0.1:1", "")  # type: ignore[arg-type]
-    member._paused = False
+    member = member_of(engine, worker)
     await member.expired(Members(OWNER))  # type: ignore[arg-type]
-    assert (worker.did, engine.pauses, member._reports.qsize()) == ([], 0, 0)
+    assert (worker.did, engine.pauses, member._reports.qsize()) == (["dropped what is lost"], 0, 0)
+
+
+async def test_a_ledger_that_does_not_answer_costs_no_turn_and_no_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace_rollouter.member._ASK_S", 0.05)
+    engine, worker = Engine(), Worker()
+
+    class Silent:
+        async def run(self, op: Any) -> Any:
+            await asyncio.Event().wait()
+
+    member = member_of(engine, worker)
+    await asyncio.wait_for(member.expired(Silent()), 10)  # type: ignore[arg-type]
+    assert (worker.did, engine.pauses) == ([], 0)
 
 
 async def test_the_news_waits_for_the_command_under_way() -> None:
     """Else a pause of its own could cross a load, or a resume."""
     engine, worker = Engine(), Worker()
-    member = Member(SimpleNamespace(), engine, worker, OWNER, "127.0.0.1:1", "")  # type: ignore[arg-type]
-    member._paused = False
+    member = member_of(engine, worker)
     async with member._turn:
         news = asyncio.create_task(member.expired(Members()))  # type: ignore[arg-type]
         await asyncio.sleep(0)
@@ -182,3 +211,48 @@ async def test_the_news_waits_for_the_command_under_way() -> None:
     await asyncio.wait_for(news, 5)
     assert worker.did == ["dropped", "paused"]
     assert pb.MemberPause(drop_work=True).round == 0
+
+
+async def test_an_engine_that_lives_and_does_not_pause_ends_the_rollouter() -> None:
+    class Hangs(Engine):
+        async def pause(self) -> None:
+            await asyncio.Event().wait()
+
+    with pytest.raises(EngineFailed, match=r"has not paused within 0\.2 s"):
+        await asyncio.wait_for(member_of(Hangs(), Worker())._pause(pb.MemberPause()), 10)
+
+
+async def test_an_expulsion_is_heard_while_another_command_takes_its_time() -> None:
+    class Hangs(Engine):
+        async def pause(self) -> None:
+            await asyncio.Event().wait()
+
+    class Stub:
+        def Member(self, reports: Any, metadata: Any) -> Any:
+            async def commands() -> Any:
+                yield pb.MemberCommand(pause=pb.MemberPause())
+                yield pb.MemberCommand(expelled=pb.Expelled(reason="did not pause in time"))
+                await asyncio.Event().wait()
+
+            return commands()
+
+    member = member_of(Hangs(), Worker())
+    member._config.sync = SimpleNamespace(pause_timeout_s=60.0, rendezvous_timeout_s=60.0)
+    with pytest.raises(Expelled, match="did not pause in time"):
+        await asyncio.wait_for(member._stream(Stub()), 10)  # type: ignore[arg-type]
+
+
+async def test_what_would_be_let_finish_is_not_waited_for_once_it_is_others() -> None:
+    engine, worker = Engine(), Worker()
+    worker.taking, worker.running, worker.scored = True, 1, 0  # type: ignore[attr-defined]
+    worker.trace = SimpleNamespace(slice=lambda *_, **__: contextlib.nullcontext())  # type: ignore[attr-defined]
+    engine.generated_tokens = 0  # type: ignore[attr-defined]
+    member = member_of(engine, worker)
+    commands: asyncio.Queue[pb.MemberCommand | None] = asyncio.Queue()
+    commands.put_nowait(pb.MemberCommand(pause=pb.MemberPause(finish_through=1)))
+    commands.put_nowait(None)
+    pausing = asyncio.create_task(member._deal(commands))
+    await until(lambda: member._reports.qsize() > 0, "it to let work finish")
+    await asyncio.wait_for(member.expired(Members()), 10)  # type: ignore[arg-type]
+    await asyncio.wait_for(pausing, 10)
+    assert worker.did == ["paused", "dropped"]

@@ -19,6 +19,8 @@ def engine_of(core: Any) -> Engine:
 class BusyCore:
     """An engine core that does one thing at a time, and is in the middle of one."""
 
+    errored = False
+
     def __init__(self) -> None:
         self.free = asyncio.Event()
 
@@ -39,6 +41,10 @@ async def test_it_is_not_asked_while_weights_travel() -> None:
     joining = asyncio.create_task(engine.join_group(pb.Rendezvous(), 1))
     await asyncio.sleep(0)
     await engine.check()
+    core.errored = True  # it dies while weights travel: that is no fault of the samples that it held
+    with pytest.raises(EngineFailed, match="has died"):
+        await engine.check()
+    core.errored = False
     joining.cancel()  # as at the deadline that the member sets
     with pytest.raises(asyncio.CancelledError):
         await joining

@@ -134,7 +134,7 @@ class Rollouter:
             "work": asyncio.create_task(self.worker.run()),
             "member": asyncio.create_task(self.member.run()),
             "engine": asyncio.create_task(self.engine.watch()),
-            "beats": asyncio.create_task(self.beats.failed()),
+            "beats": asyncio.create_task(self.beats.run()),
             "expired": asyncio.create_task(self._drop_what_expired(ledger)),
             "telemetry": asyncio.create_task(self._tell(ledger)),
             "http": asyncio.create_task(server._serve(sockets=[listener])),
@@ -145,8 +145,9 @@ class Rollouter:
         if stop.is_set():
             await self._drain(ledger, parts)
         else:
+            # Its lease must not go on because a part of it does not end, or does not say why it did.
+            await asyncio.to_thread(self.beats.stop)
             failure = await self._failure(parts)
-            # Its lease must not go on because a part of it does not end.
             last_resort = threading.Timer(_END_S, _end_now, (failure,))
             last_resort.daemon = True
             last_resort.start()
@@ -177,7 +178,7 @@ class Rollouter:
         await self.member.leave()
         try:
             async with asyncio.timeout(max(1.0, ends - time.monotonic())):
-                await ledger.run(ops.expire(self.incarnation, "left"))
+                await ledger.run(ops.expire(self.incarnation, "left", left=True))
                 with contextlib.suppress(redis.RedisError):
                     await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
         except (TimeoutError, LedgerUnavailable):
@@ -207,14 +208,13 @@ class Rollouter:
             await self.member.expired(ledger)
 
     async def _tell(self, ledger: AsyncLedger) -> None:
-        """Metrics and telemetry of this process, as long as its event loop gets on."""
+        """Metrics and telemetry of this process."""
         target = self.worker.target_sequences
         metrics.TARGET.set(target)
         period = min(1.0, self.config.ledger.lease_s / 5)
         started = time.monotonic()
         usage = metrics.Usage()
         while True:
-            self.beats.turned()
             if self.worker.version < 0:
                 stats = await ledger.run(ops.stats())
                 # Of a run that has completed nobody sends weights any more.
@@ -240,9 +240,26 @@ class Rollouter:
             await asyncio.sleep(period)
 
 
-def _end_now(failure: Exception) -> None:
-    say_why("rollouter", failure)
-    os._exit(EX_SOFTWARE)
+_CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
+    (EX_UNAVAILABLE, (LedgerUnavailable,)),
+    (EX_SOFTWARE, (EngineFailed, Expelled, PartFailed, PortTaken)),
+    (EX_CONFIG, (ConfigError, RewardError, EnvironmentFailed, CommunicatorError, LoginRefused, ValueError)),
+)
+
+
+def _end(error: Exception) -> int:
+    """The last words; returns the exit code."""
+    for code, kinds in _CODES:
+        if isinstance(error, kinds):
+            say_why("rollouter", error)
+            return code
+    log.error("the rollouter failed", exc_info=error)  # vLLM, which cannot load, say
+    say_why("rollouter", f"{type(error).__name__}: {error}")
+    return EX_FAILED
+
+
+def _end_now(error: Exception) -> None:
+    os._exit(_end(error))
 
 
 def _decoder(config: RunConfig, stop_ids: list[int]) -> Any:
@@ -285,26 +302,8 @@ def main() -> None:
         config = load(args.config)
         bind(config.rollout.cpus, "rollout.cpus")
         code = asyncio.run(Rollouter(config, args).run())
-    except (
-        ConfigError,
-        RewardError,
-        EnvironmentFailed,
-        CommunicatorError,
-        LoginRefused,
-        ValueError,
-    ) as error:
-        say_why("rollouter", error)
-        code = EX_CONFIG
-    except LedgerUnavailable as error:
-        say_why("rollouter", error)
-        code = EX_UNAVAILABLE
-    except (EngineFailed, Expelled, PartFailed, PortTaken) as error:
-        say_why("rollouter", error)
-        code = EX_SOFTWARE
-    except Exception as error:  # the last resort of a process: vLLM, which cannot load, say
-        log.exception("the rollouter failed")
-        say_why("rollouter", f"{type(error).__name__}: {error}")
-        code = EX_FAILED
+    except Exception as error:  # the last resort of a process
+        code = _end(error)
     sys.exit(code)
 
 

@@ -1,7 +1,7 @@
 """Signs of life of one rollouter, from a thread of their own.
 
-Loading an engine holds the event loop up for longer than a lease, so beats cannot come from there. Once the
-loop has turned, they stop when it has stood still for a lease: a process of which only this thread lives is
+Loading an engine holds the event loop up for longer than a lease, so beats cannot come from there. Once `run`
+has begun, they stop when the loop has stood still for a lease: a process of which only this thread lives is
 as good as dead.
 """
 
@@ -19,7 +19,7 @@ log = logging.getLogger("headrace.rollouter.beats")
 
 
 class Beats:
-    """`start` and everything else is called on one event loop; the beating is the thread's."""
+    """`start` and `run` are called on one event loop; the beating is the thread's."""
 
     def __init__(self, ledger: SyncLedger, owner: str, lease_s: float, outage_timeout_s: float) -> None:
         """`ledger` is this thread's own and repeats nothing by itself: the next beat is the repetition."""
@@ -42,12 +42,14 @@ class Beats:
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._thread.start()
 
-    def turned(self) -> None:
-        """The event loop gets on. Before the first call (while it loads) nobody asks."""
-        self._turned_at = time.monotonic()
+    async def run(self) -> None:
+        """The event loop's part, once all is loaded: from now on it has to turn.
 
-    async def failed(self) -> None:
-        """Raises what ended the thread: LedgerUnavailable after the longest outage, LoginRefused."""
+        Raises what ended the thread: LedgerUnavailable after the longest outage, LoginRefused.
+        """
+        while not self._failure.done():
+            self._turned_at = time.monotonic()
+            await asyncio.wait({self._failure}, timeout=self._period_s)
         await self._failure
 
     def stop(self) -> None:

@@ -26,6 +26,7 @@ log = logging.getLogger("headrace.rollouter.engine")
 
 
 _LOOK_S = 0.5
+_DEAD = "the engine core has died; its last lines in this log say why"
 
 
 class EngineFailed(RuntimeError):
@@ -272,7 +273,7 @@ class Engine:
         """Returns never. Raises EngineFailed soon after the engine core has died; vLLM notices by itself."""
         while not self._llm.errored:  # noqa: ASYNC110 - vLLM offers a flag, not an event
             await asyncio.sleep(_LOOK_S)
-        raise EngineFailed("the engine core has died; its last lines in this log say why")
+        raise EngineFailed(_DEAD)
 
     async def check(self) -> None:
         """Raises EngineFailed when the engine does not answer.
@@ -280,6 +281,8 @@ class Engine:
         While weights travel it cannot, however well it is, and for longer than a probe waits; that has
         deadlines of its own.
         """
+        if self._llm.errored:
+            raise EngineFailed(_DEAD)
         if self._exchanging:
             return
         try:

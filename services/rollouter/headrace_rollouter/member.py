@@ -1,7 +1,8 @@
 """The member's side of the coordinator's stream: reports up, commands down.
 
 The stream may break and come back at any time; a paused engine stays paused meanwhile. Commands of a
-lower term than the highest one seen are refused.
+lower term than the highest one seen are refused. They are dealt with one after the other, but an expulsion is
+heard at once, whatever is being dealt with.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable
 
 import grpc
 
@@ -30,6 +31,7 @@ log = logging.getLogger("headrace.rollouter.member")
 
 _MAX_MESSAGE = 64 * 1024 * 1024
 _PROGRESS_S = 1.0
+_ASK_S = 5.0
 
 
 class Expelled(RuntimeError):
@@ -61,13 +63,15 @@ class Member:
         self._session = 0
         self._turn = asyncio.Lock()
         """Held while a command, or the news that this incarnation was expired, is dealt with."""
+        self._was_expired = False
+        """That news waits for its turn."""
         self.connected = False
         self.left = asyncio.Event()
         """Set whenever a stream has ended."""
 
     async def run(self) -> None:
         """Keeps the stream up for ever. Raises Expelled or EngineFailed."""
-        await self._engine.pause()  # its hello says so
+        await self._answered(self._engine.pause(), "paused")  # its hello says so
         delay = 0.2
         while True:
             try:
@@ -104,6 +108,25 @@ class Member:
             )
         )
         call = stub.Member(self._outgoing(), metadata=self._metadata)
+        commands: asyncio.Queue[pb.MemberCommand | None] = asyncio.Queue()
+        reading = asyncio.create_task(self._read(call, commands))
+        dealing = asyncio.create_task(self._deal(commands))
+        try:
+            await asyncio.wait({reading, dealing}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() and not isinstance(reading.exception(), Expelled):
+                commands.put_nowait(None)  # what has come is dealt with; the next stream says what it came to
+                await dealing
+            for task in (reading, dealing):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (reading, dealing):
+                task.cancel()
+            await asyncio.gather(reading, dealing, return_exceptions=True)
+
+    async def _read(
+        self, call: AsyncIterable[pb.MemberCommand], commands: asyncio.Queue[pb.MemberCommand | None]
+    ) -> None:
         async for command in call:
             self.connected = True
             if command.term < self._term:
@@ -112,6 +135,12 @@ class Member:
                 )
                 continue
             self._term = command.term
+            if command.HasField("expelled"):
+                raise Expelled(f"the coordinator refuses this rollouter: {command.expelled.reason}")
+            commands.put_nowait(command)
+
+    async def _deal(self, commands: asyncio.Queue[pb.MemberCommand | None]) -> None:
+        while (command := await commands.get()) is not None:
             async with self._turn:
                 await self._on(command)
 
@@ -133,15 +162,24 @@ class Member:
                 await self._load(command.load)
             case "resume":
                 await self._resume(command.resume)
-            case "expelled":
-                raise Expelled(f"the coordinator refuses this rollouter: {command.expelled.reason}")
 
     async def expired(self, ledger: AsyncLedger) -> None:
         """This incarnation was expired: stop, and drop what is others' by now; the coordinator takes it in
-        again. Nothing to do when it has been faster, and this is a member with work of its own already."""
+        again. When it has been faster, this is a member again, and only what it has lost is dropped.
+        """
+        self._was_expired = True  # what a pause lets finish is others'
         async with self._turn:
-            if self._incarnation not in (await ledger.run(ops.stats())).members:
+            members = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ASK_S):  # the coordinator may be waiting for this turn
+                    members = (await ledger.run(ops.stats())).members
+            if members is None:
+                log.warning("was expired, and cannot ask the ledger what is lost")
+            elif self._incarnation in members:
+                await self._worker.drop_lost()
+            else:
                 await self._pause(pb.MemberPause(drop_work=True))
+            self._was_expired = False
 
     async def _pause(self, pause: pb.MemberPause) -> None:
         if pause.drop_work:
@@ -150,7 +188,7 @@ class Member:
             with self._worker.trace.slice("let_finish", running=self._worker.running):
                 await self._let_finish(pause.finish_through)
         if not self._paused:
-            await self._engine.pause()
+            await self._answered(self._engine.pause(), "paused")
             self._paused = True
             self._paused_ns = time.monotonic_ns()
             self._worker.paused()
@@ -174,7 +212,8 @@ class Member:
 
     def _must_wait(self, through: int) -> bool:
         """Also for a take whose reply is not here yet: it may bring what is too old to be frozen."""
-        return self._worker.taking or self._worker.running_through(through) > 0
+        old = self._worker.taking or self._worker.running_through(through) > 0
+        return old and not self._was_expired
 
     async def _join(self, join: pb.JoinGroup) -> None:
         self._session = join.session
@@ -206,8 +245,17 @@ class Member:
         log.warning("transfer failed", extra={"session": session, "error": repr(error)[:500]})
         self._report(failed=pb.MemberFailed(term=self._term, session=session, error=repr(error)[:2000]))
 
+    async def _answered(self, verb: Awaitable[None], what: str) -> None:
+        """Raises EngineFailed: nobody else notices an engine that lives and does not answer."""
+        c = self._config.sync
+        limit = c.pause_timeout_s + c.rendezvous_timeout_s  # it may still be meeting a group that is gone
+        try:
+            await asyncio.wait_for(verb, limit)
+        except TimeoutError:
+            raise EngineFailed(f"the engine has not {what} within {limit:g} s") from None
+
     async def _resume(self, resume: pb.Resume) -> None:
-        await self._engine.resume(resume.version)
+        await self._answered(self._engine.resume(resume.version), "resumed")
         self._paused = False
         self._worker.trace.complete("paused", self._paused_ns, time.monotonic_ns(), version=resume.version)
         self._worker.resumed(resume.version)

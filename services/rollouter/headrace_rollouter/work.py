@@ -204,6 +204,16 @@ class Worker:
         await self._engine.abort_all()
         log.info("work dropped", extra={"samples": len(running)})
 
+    async def drop_lost(self) -> None:
+        """End what runs here and is not this owner's any more; what it has taken since goes on."""
+        dropped = 0
+        for attempt, task in list(self._tasks.items()):
+            sample = await self._ledger.run(ops.sample(attempt[0])) or {}
+            holds = (sample.get("state"), sample.get("owner"), sample.get("attempt"))
+            if holds != ("in_flight", self._owner, str(attempt[1])):
+                dropped += task.cancel()
+        log.info("lost work dropped", extra={"samples": dropped})
+
     async def drain(self) -> None:
         """Stop taking; park or hand back everything. When it returns nothing is owned any more."""
         self.draining = True

@@ -423,7 +423,7 @@ class Driver:
         self.connections.send_trainer(pb.TrainerCommand(rejected=pb.Rejected(reason=reason)))
 
     async def _expire(self, name: str, reason: str) -> None:
-        reply = await self.ledger.run(ops.expire(name, reason))
+        reply = await self.ledger.run(ops.expire(name, reason, left=reason == LEFT))
         self.members.discard(name)
         self._expelled.add(name)
         log.warning("member expired", extra={"member": name, "reason": reason, "reply": str(reply)[:300]})

@@ -86,6 +86,8 @@ class Transfers:
                 actions = session.on(await self._next_event(session, entered))
         finally:
             self.session = None
+            if session.phase is not s.Phase.DONE:
+                self.group = None  # who broke it off may have left it
 
     async def _next_event(self, session: s.Session, entered: float) -> s.Event:
         c = self.config.sync
