@@ -25,7 +25,7 @@ from pathlib import Path
 
 from headrace import environment
 from headrace.config import RunConfig
-from headrace.endings import EX_CONFIG, EX_STOPPED, FINAL, say_why
+from headrace.endings import EX_CONFIG, EX_FAILED, EX_STOPPED, FINAL, say_why
 from headrace.net import bound_socket, interface_address
 from headrace.runner.guardian import MARK, kill_marked
 from headrace.v1 import sync_pb2 as pb
@@ -109,6 +109,9 @@ class Launcher:
                 stream.close(code)
             if code is None:
                 log.warning("launch is over", extra={"reason": stream.over})
+                if self._stops:
+                    self._reason = f"the launch was over before its ranks had saved: {stream.over}"
+                    return EX_FAILED
                 continue
             if code == 0 or code in FINAL or self._stops:
                 return code

@@ -125,8 +125,11 @@ def main() -> int:
         where = arguments.rdzv_endpoint
         verdict.leave(folder, Verdict(EX_FAILED, f"the ranks could not meet at {where}: {error}"))
         return EX_FAILED
-    except SignalException as told:  # its launcher ends it, and the ranks with it
-        return 128 + signal.Signals(told.sigval)
+    except SignalException as told:
+        # Not asked for by the launcher, or asked for twice: it reads no verdict of ranks that it ends itself.
+        name = signal.Signals(told.sigval).name
+        verdict.leave(folder, Verdict(EX_FAILED, f"{name} has ended the ranks before they had saved"))
+        return EX_FAILED
     return 0
 
 
