@@ -87,17 +87,24 @@ class Relay:
             count, self._dropped = self._dropped, 0
             return count
 
-    def send(self) -> None:
-        """All that is there. Raises redis.RedisError; what was not taken stays."""
-        while self._chunk or (chunk := self._next()):
+    def send(self, spare: bool = False) -> None:
+        """All that is there. Raises redis.RedisError; what was not taken stays.
+
+        `spare`: nothing but full chunks while nobody collects, so that the stream is full by bytes and not by
+        their number.
+        """
+        spare = spare and int(self._client.xlen(self._key)) > MAX_CHUNKS // 2
+        while self._chunk or (chunk := self._next(CHUNK_BYTES if spare else 1)):
             self._chunk = self._chunk or chunk
             fields: dict[Any, Any] = {"name": self._name, "at": self._sent, "lines": self._chunk}
             self._client.xadd(self._key, fields, maxlen=MAX_CHUNKS, approximate=False)
             self._sent += len(self._chunk)
             self._chunk = b""
 
-    def _next(self) -> bytes:
+    def _next(self, least: int) -> bytes:
         with self._lock:
+            if self._bytes < least:
+                return b""
             taken = [self._lines.popleft()] if self._lines else []  # also one that is longer than a chunk
             size = sum(map(len, taken))
             while self._lines and size + len(self._lines[0]) <= CHUNK_BYTES:
@@ -116,7 +123,7 @@ def relayed(url: str, run: str, process: str, max_events: int) -> Recorder:
     def turn() -> None:
         if dropped := relay.take_dropped():
             recorder.instant("dropped", events=dropped)
-        relay.send()
+        relay.send(spare=recorder.enabled)
 
     _follow(recorder, client, turn)
     return recorder

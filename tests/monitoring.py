@@ -38,7 +38,7 @@ ELSEWHERE = {
 NEEDS_GPU = {name for name in ELSEWHERE if name.startswith("DCGM_")}
 
 LABELS = frozenset(
-    ("phase", "reason", "operation", "loop", "status", "finish_reason", "data_source", "statistic")
+    ("phase", "reason", "operation", "loop", "state", "status", "finish_reason", "data_source", "statistic")
 )
 """All that our metrics have: each takes a handful of values, whatever the run's length."""
 

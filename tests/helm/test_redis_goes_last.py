@@ -110,3 +110,4 @@ def test_it_waits_no_longer_than_they_may_take(
         until(lambda: looks(tmp_path) > 0, "a look", 30.0)
         second.close()
         assert process.wait(60) == 0
+        assert looks(tmp_path) >= 4, "the first is still there"

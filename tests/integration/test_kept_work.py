@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PASSWORD = "a-word"
 ALL = ("queue", "coordinator", "trainer")
+NO_LEASE = {"lease_s": 3600, "max_retries": 0}
+"""The scripted owner does not beat."""
 OWNER = "rollouter-0-test"
 BATCH = 4
 GATE = {"staleness_threshold": 1, "partial_rollout": True, "max_version_gap": 2}
@@ -31,7 +33,7 @@ GATE = {"staleness_threshold": 1, "partial_rollout": True, "max_version_gap": 2}
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Processes]:
     with start_valkey(tmp_path / "redis", PASSWORD) as server:
-        made = Processes.make(tmp_path, server, async_training=GATE)
+        made = Processes.make(tmp_path, server, async_training=GATE, ledger=NO_LEASE)
         yield made
         made.close()
 

@@ -32,7 +32,7 @@ async def test_what_is_up_carries_everything(proxy: Proxy) -> None:
     )
     proxy.full(True)
     async with asyncio.timeout(15):
-        await asyncio.gather(*(ledger.run(ops.beat(f"rollouter-{number}")) for number in range(8)))
-        for _ in range(3):
-            await ledger.run(ops.beat("a"))
+        await asyncio.gather(*(ledger.run(ops.beat(f"rollouter-{number}", 1)) for number in range(8)))
+        for count in range(1, 4):
+            await ledger.run(ops.beat("a", count))
     await ledger.close()
