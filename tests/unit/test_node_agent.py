@@ -110,3 +110,16 @@ def test_a_first_node_that_is_not_there_is_named(tmp_path: Path) -> None:
     found = verdict.find(tmp_path)
     assert found is not None
     assert found.reason.startswith(f"the ranks could not meet at {gone}: ")
+
+
+def test_ranks_that_a_signal_ends_have_not_stopped_in_order(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
+    with launcher._store_socket("127.0.0.1") as store:
+        agent = subprocess.Popen(
+            command_of(store, tmp_path, ranks=1), cwd=tmp_path, pass_fds=[store.fileno()]
+        )
+    until((tmp_path / "up").exists, "the rank to be up")
+    agent.terminate()
+    assert agent.wait(60) == 1
+    found = verdict.find(tmp_path)
+    assert found == verdict.Verdict(1, "SIGTERM has ended the ranks before they had saved")
