@@ -207,7 +207,7 @@ class Trainer:
         except Stopped:
             self.stop()
             return EX_STOPPED
-        except Exception:
+        except Exception:  # rank 0 takes the store with it: the others hear why they end
             self.server.dismiss()
             raise
         return 0
