@@ -99,8 +99,8 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], Callable[[Pod, str], bool]]] = {
     "runtimeClassName": (lambda c: "1e3", lambda p, c: p.spec["runtimeClassName"] == "1e3"),
     "schedulerName": (lambda c: "true", lambda p, c: p.spec["schedulerName"] == "true"),
     "terminationGracePeriodSeconds": (
-        lambda c: 400 - len(c),
-        lambda p, c: p.spec["terminationGracePeriodSeconds"] == 400 - len(c),
+        lambda c: 400 - 20 * len(c),
+        lambda p, c: p.spec["terminationGracePeriodSeconds"] == 400 - 20 * len(c),
     ),
 }
 OF_SOME: dict[str, tuple[Callable[[str], Any], Callable[[Pod, str], bool], tuple[str, ...]]] = {
