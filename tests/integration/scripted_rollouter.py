@@ -119,6 +119,9 @@ class ScriptedEngine(Engine):
     async def canary(self, canary: pb.Canary) -> float:
         return 0.0
 
+    async def watch(self) -> None:
+        await asyncio.Event().wait()  # it has no core that could die
+
     async def check(self) -> None:
         pass
 
