@@ -162,7 +162,7 @@ def test_everything_stays_where_that_is_asked_for(calls: Path) -> None:
 
 def test_make_starts_it() -> None:
     """Variables of make's command line are those of the program: make exports them."""
-    words = ["make", "-n", "test-cluster", "NAMESPACE=here"]
+    words = ["make", "--no-print-directory", "-n", "test-cluster", "NAMESPACE=here"]
     shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     assert shown.strip().endswith("-m tests.cluster")
 

@@ -20,7 +20,7 @@ from headrace.config import RunConfig
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_coordinator.launches import IN_ORDER
-from headrace_trainer import heartbeat, launch_stream, launcher
+from headrace_trainer import heartbeat, launch_stream, launcher, verdict
 from headrace_trainer.launch_stream import LaunchStream
 from headrace_trainer.launcher import EX_STOPPED, Launcher
 from tests.unit.test_config import GOOD
@@ -144,7 +144,8 @@ def test_ranks_that_save_are_not_ended_with_their_launch(
 ) -> None:
     """All is told to stop at once, and a coordinator that ends loses sight of a node."""
     folder = tmp_path / "L1"
-    saving = f"cd {folder}; until [ -e stop ]; do sleep 0.05; done; sleep 1; echo 75 > exit_code; touch saved"
+    verdict.leave(tmp_path, verdict.Verdict(EX_STOPPED))
+    saving = f"cd {folder}; until [ -e stop ]; do sleep 0.1; done; sleep 1; touch saved; cp ../verdict.json ."
     monkeypatch.setattr(launcher, "_command", lambda *_: ["sh", "-c", saving])
     stream = LaunchStream.__new__(LaunchStream)  # without its thread
     stream._state, stream._over = threading.Condition(), None

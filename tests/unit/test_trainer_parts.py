@@ -68,15 +68,16 @@ def test_a_follower_waits_for_a_word_and_not_for_a_clock() -> None:
 
 
 def test_a_follower_has_heard_the_last_word_before_the_store_is_gone(
-    ranks: Ranks, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Of a connection that breaks while it waits the store writes a page."""
     snapshot = Snapshot(training(0).model, "float32", 1024, None)
     store = serve_store("127.0.0.1")
-    second: Any = SimpleNamespace(is_first=False, rank=1)
+    rank_0: Any = SimpleNamespace(is_first=True, rank=0, world_size=2)
+    rank_1: Any = SimpleNamespace(is_first=False, rank=1, world_size=2)
     theirs = dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-    follower = WeightServer(snapshot, theirs, second)
-    first = WeightServer(snapshot, store, ranks)
+    follower = WeightServer(snapshot, theirs, rank_1)
+    first = WeightServer(snapshot, store, rank_0)
     first.dismiss()
     del store, first
     gc.collect()

@@ -27,6 +27,9 @@ _UNTIL_TOLD = timedelta(days=20)
 """For a wait that the next word ends, or rank 0's end, which closes the connection. Each time-out would leave
 two lines of the store in the log, and poll(2) knows none longer than 24 days."""
 _TURN_S = 5.0
+_HEARD = "heard"
+"""Counts the followers that have heard the last word."""
+_POLL_S = 0.02
 _DISMISS_S = 1.0
 
 
@@ -92,6 +95,7 @@ class WeightServer:
                     continue
                 heard += 1
                 if self._store.get(key) == b"stop":
+                    self._store.add(_HEARD, 1)
                     return
                 for _ in self.snapshot.gather():
                     pass
@@ -109,7 +113,9 @@ class WeightServer:
         if self._ranks.is_first and self._lock.acquire(timeout=_DISMISS_S):
             try:
                 self._say("stop")
-                self._store.get(f"command/{self._issued - 1}")  # it is there, before this process ends
+                deadline = time.monotonic() + _DISMISS_S
+                while self._store.add(_HEARD, 0) < self._ranks.world_size - 1 and time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
             finally:
                 self._lock.release()
 
