@@ -64,6 +64,7 @@ def check(folder: Path) -> None:
             [
                 *("run", "configs/demo.yaml", "name=images", "rollout.total_rollout_steps=256"),
                 *("trainer.resume=never", f"runs_dir={ENVIRONMENTS}/runs"),
+                "services.start_timeout_s=900",  # nothing there is compiled to bytecode
             ]
         )
 
