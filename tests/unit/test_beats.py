@@ -172,7 +172,7 @@ class Members:
 async def test_one_that_was_expired_drops_its_work_and_pauses_by_itself() -> None:
     engine, worker = Engine(), Worker()
     member = member_of(engine, worker)
-    await member.expired(Members())  # type: ignore[arg-type]
+    assert await member.expired(Members())  # type: ignore[arg-type]
     assert (worker.did, engine.pauses) == (["dropped", "paused"], 1)
     (report,) = [member._reports.get_nowait() for _ in range(member._reports.qsize())]
     assert report.WhichOneof("report") == "paused"
@@ -196,7 +196,7 @@ async def test_a_ledger_that_does_not_answer_costs_no_turn_and_no_work(
             await asyncio.Event().wait()
 
     member = member_of(engine, worker)
-    await asyncio.wait_for(member.expired(Silent()), 10)  # type: ignore[arg-type]
+    assert not await asyncio.wait_for(member.expired(Silent()), 10)  # type: ignore[arg-type]
     assert (worker.did, engine.pauses) == ([], 0)
 
 

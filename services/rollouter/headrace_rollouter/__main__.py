@@ -205,7 +205,8 @@ class Rollouter:
         while True:
             await self.beats.expired.wait()
             self.beats.expired.clear()
-            await self.member.expired(ledger)
+            while not await self.member.expired(ledger):
+                pass  # each try waits for the ledger
 
     async def _tell(self, ledger: AsyncLedger) -> None:
         """Metrics and telemetry of this process."""

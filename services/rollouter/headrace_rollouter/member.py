@@ -163,9 +163,11 @@ class Member:
             case "resume":
                 await self._resume(command.resume)
 
-    async def expired(self, ledger: AsyncLedger) -> None:
+    async def expired(self, ledger: AsyncLedger) -> bool:
         """This incarnation was expired: stop, and drop what is others' by now; the coordinator takes it in
         again. When it has been faster, this is a member again, and only what it has lost is dropped.
+
+        False when the ledger did not say what is lost: the caller asks again.
         """
         self._was_expired = True  # what a pause lets finish is others'
         async with self._turn:
@@ -180,6 +182,7 @@ class Member:
             else:
                 await self._pause(pb.MemberPause(drop_work=True))
             self._was_expired = False
+            return members is not None
 
     async def _pause(self, pause: pb.MemberPause) -> None:
         if pause.drop_work:
