@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import RunConfig
-from headrace.model_files import eos_token_ids, read_settings
+from headrace.model_files import eos_token_ids, read_settings, vocabulary_size
 from headrace.weights.checkpoint_format import check_names, checkpoint_tensors
 
 
@@ -78,7 +78,6 @@ def _engine(path: Path, found: Checked) -> None:
 
 
 def _tokens(path: Path, tokenizer: Any, found: Checked) -> None:
-    settings = read_settings(path)
     try:
         ends = eos_token_ids(path)
     except ValueError as error:
@@ -94,8 +93,12 @@ def _tokens(path: Path, tokenizer: Any, found: Checked) -> None:
             f"stop (generation_config.json names {ends}): if the chat template ends an answer with it, add "
             "it to eos_token_id there"
         )
-    vocabulary = settings.get("vocab_size")
-    if isinstance(vocabulary, int) and len(tokenizer) > vocabulary:
+    try:
+        vocabulary = vocabulary_size(path)
+    except ValueError as error:
+        found.problems.append(str(error))
+        return
+    if len(tokenizer) > vocabulary:
         found.problems.append(
             f"{path}: the tokenizer has {len(tokenizer)} tokens, the model {vocabulary}: they do not belong "
             "together; copy the tokenizer of this model"

@@ -68,6 +68,17 @@ def eos_token_ids(model_dir: Path) -> list[int]:
     )
 
 
+def vocabulary_size(model_dir: Path) -> int:
+    """Token ids that the model knows, counted from 0; its tokenizer may know fewer. Raises ValueError."""
+    found = text_settings(read_settings(model_dir)).get("vocab_size")
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ValueError(
+            f"{model_dir / 'config.json'}: vocab_size is {found!r}: make it the number of rows of the "
+            "model's embedding"
+        )
+    return found
+
+
 def _token_ids(file: Path, found: Any) -> list[int]:
     ids = found if isinstance(found, list) else [found]
     if not ids or any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in ids):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.wire import Sample, Trajectory
+from headrace.wire import Sample, Segment, Trajectory, WireError, check_segments
 
 log = logging.getLogger("headrace.sample_dump")
 
@@ -222,7 +222,7 @@ class Kept:
 
 def read(run_dir: Path, trained: Iterable[Mapping[str, Any]] = ()) -> Iterator[Kept]:
     """Every trajectory of the record, file by file. `trained`: rows of `trained.jsonl`, which tell the steps
-    that were taken back. Lines that cannot be read are passed over."""
+    that were taken back. Lines that cannot be read, or that contradict themselves, are passed over."""
     forks = [(row["lineage"], row["from_step"]) for row in trained if "from_step" in row]
     for file in sorted(_files(run_dir / DIRECTORY), key=lambda f: (_rank_and_number(f)[1], f.name)):
         try:
@@ -234,6 +234,8 @@ def read(run_dir: Path, trained: Iterable[Mapping[str, Any]] = ()) -> Iterator[K
                 try:
                     row = json.loads(line)
                     found = [_kept(row, number, t) for number, t in enumerate(row["trajectories"])]
+                    for kept in found:
+                        _check(kept)
                 except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                     continue
                 if any(row["lineage"] < lineage and row["step"] > step for lineage, step in forks):
@@ -263,6 +265,15 @@ def _kept(row: Mapping[str, Any], number: int, t: Mapping[str, Any]) -> Kept:
         loss_mask=None if t.get("loss_mask") is None else [int(kept) for kept in t["loss_mask"]],
         log_probs=None if t.get("log_probs") is None else [float(value) for value in t["log_probs"]],
     )
+
+
+def _check(kept: Kept) -> None:
+    """What the rest relies on. A segment as long as a torn number says would be walked token by token. Raises
+    WireError."""
+    count = len(kept.response_ids)
+    check_segments([Segment(*segment) for segment in kept.segments], count)
+    if any(len(array) != count for array in (kept.loss_mask, kept.log_probs) if array is not None):
+        raise WireError("arrays of several lengths")
 
 
 ORDERS: dict[str, Callable[[Kept], tuple[Any, ...]]] = {

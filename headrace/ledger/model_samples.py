@@ -353,7 +353,9 @@ class SampleModel:
             self._end(event, s, target, reason, last)
         return r.Verdict.OK
 
-    def reject(self, lineage: int, sample: str, attempt: int, reason: str, detail: str) -> r.FailStatus:
+    def reject(
+        self, lineage: int, sample: str, attempt: int, reason: str, detail: str, replaced: bool = False
+    ) -> r.FailStatus:
         s = self.get(sample) if lineage == self.lineage else None
         by = f"trainer:{lineage}"
         if s and (before := self._outcome_before(s, by, attempt)):
@@ -361,7 +363,7 @@ class SampleModel:
         if not s or s.state is not State.TRAINING or (s.lineage, s.attempt) != (lineage, attempt):
             self._fenced("reject")
             return r.FailStatus.FENCED
-        self.windows[s.window] += 1
+        self.windows[s.window] += not replaced
         return self._failed(Event.REJECT, s, by, attempt, "rejected", reason)
 
     def requeue_dead(self, sample: str, request: str, ended: bool = False) -> r.Verdict:

@@ -203,11 +203,16 @@ def drop(lineage: int, ids: Sequence[str], reason: str) -> Op[r.Verdict]:
     return Op("drop", (lineage, reason, *ids), _verdict)
 
 
-def reject(lineage: int, sample_id: str, attempt: int, reason: str, detail: str) -> Op[r.FailStatus]:
-    """The trainer cannot train what was generated: the sample starts again, or dies after too many times."""
+def reject(
+    lineage: int, sample_id: str, attempt: int, reason: str, detail: str, replaced: bool = False
+) -> Op[r.FailStatus]:
+    """The trainer cannot train what was generated: the sample starts again, or dies after too many times.
+
+    `replaced`: the window claims another in its place; else the place counts as used up.
+    """
     return Op(
         "reject",
-        (lineage, sample_id, attempt, reason, detail[:MAX_DETAIL]),
+        (lineage, sample_id, attempt, reason, detail[:MAX_DETAIL], int(replaced)),
         lambda raw: r.FailStatus(_text(raw[0])),
     )
 
@@ -312,9 +317,14 @@ def sample(sample_id: str) -> Op[dict[str, str] | None]:
     return Op("sample", (sample_id,), lambda raw: {_text(k): _text(v) for k, v in _rows(raw, 2)} or None)
 
 
-def payloads(ids: Sequence[str]) -> Op[list[bytes | None]]:
-    """Sample messages of queued or training samples; None where there is none."""
-    return Op("payloads", tuple(ids), lambda raw: [bytes(v) or None for v in raw])
+def payloads(ids: Sequence[str]) -> Op[list[r.Payload | None]]:
+    """What queued or training samples were finished with; None where there is nothing."""
+
+    def parse(raw: Any) -> list[r.Payload | None]:
+        found = (r.Payload(bytes(data), bytes(prompt), _text(owner)) for data, prompt, owner in _rows(raw, 3))
+        return [payload if payload.sample else None for payload in found]
+
+    return Op("payloads", tuple(ids), parse)
 
 
 def dead(offset: int = 0, count: int = 1000) -> Op[list[r.DeadSample]]:

@@ -144,6 +144,18 @@ class ClaimReply:
 
 
 @dataclass(frozen=True)
+class Payload:
+    """A finished sample as it came, and what the ledger itself knows about it."""
+
+    sample: bytes
+    """Sample message."""
+    prompt: bytes
+    """Prompt message, as it was issued."""
+    owner: str
+    """The incarnation that finished it."""
+
+
+@dataclass(frozen=True)
 class OpenLineageReply:
     ok: bool
     """False: another trainer was faster, or the expected lineage is not the current one."""

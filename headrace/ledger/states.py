@@ -9,8 +9,9 @@ Guarantees that the ledger keeps (the table is what the Lua scripts, the referen
   from `ready`) raises the left side, and only while it is below the limit. `trained_since_sync` counts
   every window that no commit has closed, so the bound also holds between the snapshot of a version and
   its commit; a sample that the trainer rejects has used up its place in the window as if it were
-  trained. A re-opened dead sample is `ready` and holds no credit. If `max_required` is lowered, the
-  left side may stand above it, but it does not grow until it has sunk below;
+  trained, unless the window claims another instead. A re-opened dead sample is `ready` and holds no
+  credit. If `max_required` is lowered, the left side may stand above it, but it does not grow until it
+  has sunk below;
 * finished and parked work outlives the trainer: a new lineage keeps what will be trained within the bound on
   the version gap (`docs/staleness.md`), with its credit, and counts it.
 """

@@ -26,9 +26,10 @@ from headrace.ledger import ops
 from headrace.ledger.audit import audit
 from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.ledger.replies import Stats
-from headrace.model_files import eos_token_ids
+from headrace.model_files import eos_token_ids, vocabulary_size
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import build_scorer
+from headrace.sample_checks import SampleReader
 from headrace.trace import recorder
 from headrace.v1 import sync_pb2_grpc
 from headrace.valkey_server import start_valkey
@@ -135,7 +136,8 @@ class SharedStack:
         trace = recorder(config, "rollouter-0")
         turns = environment_turns(config, self._stop_ids)
         decode = _decoder(config, self._stop_ids)
-        worker = Worker(config, ledger, engine, scorer, decode, owner, trace, turns)
+        reader = SampleReader(config, vocabulary_size(Path(config.model.path)))
+        worker = Worker(config, ledger, engine, scorer, decode, owner, reader, trace, turns)
         member = Member(config, engine, worker, owner, address, TOKEN)
         stop = asyncio.Event()
 

@@ -13,6 +13,7 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.redis_connect import connect
+from headrace.sample_checks import SampleReader
 from headrace.valkey_server import start_valkey
 from headrace.wire import (
     FinishReason,
@@ -25,9 +26,11 @@ from headrace.wire import (
 )
 from headrace_trainer.batch import Batches, ClaimFailed, RefillExhausted, Stopped
 from headrace_trainer.ranks import Ranks
+from headrace_trainer.window_rule import WindowRule
 from tests.single_rank import single_rank
 
 OWNER = "rollouter-0-test"
+VOCABULARY = 8
 CONFIG = RunConfig.model_validate(
     {
         "name": "batches",
@@ -63,6 +66,11 @@ def ledger(tmp_path: Path) -> Iterator[SyncLedger]:
         found.close()
 
 
+def batches_of(config: RunConfig, ledger: SyncLedger, ranks: Ranks, stopping: bool = False) -> Batches:
+    rule = WindowRule(config.rule)
+    return Batches(config, ledger, ranks, 1, lambda: stopping, SampleReader(config, VOCABULARY), rule)
+
+
 def prompt(i: int) -> Prompt:
     return Prompt(f"{i:010d}", i, 0, i, np.asarray([5, 6, 7], np.int32), "test", "answer")
 
@@ -93,7 +101,7 @@ def test_malformed_payloads_are_buried_and_replaced(ledger: SyncLedger, ranks: R
     wrong_group.trajectories.pop()
     too_long = encode_sample(sample(4, 1, tokens=5))
     finish_all(ledger, {0: b"\xff\xfegarbage", 3: encode_sample(wrong_group), 4: too_long})
-    batches = Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False)
+    batches = batches_of(CONFIG, ledger, ranks)
     first = batches.next(0)
     assert first is not None
     assert [i.sample_id for i in first.items] == ["0000000001", "0000000002"]
@@ -113,7 +121,7 @@ def test_malformed_payloads_are_buried_and_replaced(ledger: SyncLedger, ranks: R
 def test_what_cannot_be_trained_starts_again_and_dies_in_the_end(ledger: SyncLedger, ranks: Ranks) -> None:
     finish_all(ledger, {})
     ledger.run(ops.configure(8, 2, 1, 0, 6, "test"))  # one retry
-    batches = Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False)
+    batches = batches_of(CONFIG, ledger, ranks)
     batch = batches.next(0)
     assert batch is not None
     bad, good = (i.sample_id for i in batch.items)
@@ -140,7 +148,7 @@ def test_what_cannot_be_trained_starts_again_and_dies_in_the_end(ledger: SyncLed
 
 def test_a_late_trainer_takes_nothing_back(ledger: SyncLedger, ranks: Ranks) -> None:
     finish_all(ledger, {})
-    batches = Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False)
+    batches = batches_of(CONFIG, ledger, ranks)
     batch = batches.next(0)
     assert batch is not None
     assert ledger.run(ops.open_lineage(1)).ok
@@ -163,7 +171,7 @@ def with_spread(i: int) -> bytes:
 
 def test_groups_without_spread_are_dropped_and_replaced(ledger: SyncLedger, ranks: Ranks) -> None:
     finish_all(ledger, {i: with_spread(i) for i in (1, 4, 5)})
-    batches = Batches(filtering(10), ledger, ranks, 1, stopping=lambda: False)
+    batches = batches_of(filtering(10), ledger, ranks)
     first = batches.next(0)
     assert first is not None
     assert [i.sample_id for i in first.items] == ["0000000001", "0000000004"]
@@ -181,14 +189,14 @@ def test_groups_without_spread_are_dropped_and_replaced(ledger: SyncLedger, rank
 def test_refilling_for_ever_is_an_error_with_a_name(ledger: SyncLedger, ranks: Ranks) -> None:
     finish_all(ledger, {})
     with pytest.raises(RefillExhausted, match="max_num_gen_batches = 1"):
-        Batches(filtering(1), ledger, ranks, 1, stopping=lambda: False).next(0)
+        batches_of(filtering(1), ledger, ranks).next(0)
 
 
 def test_waiting_for_samples_ends(ledger: SyncLedger, ranks: Ranks) -> None:
     with pytest.raises(ClaimFailed, match=r"claim_timeout_s .* counts"):
-        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False).next(0)
+        batches_of(CONFIG, ledger, ranks).next(0)
     with pytest.raises(Stopped):
-        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: True).next(0)
+        batches_of(CONFIG, ledger, ranks, stopping=True).next(0)
     assert ledger.run(ops.open_lineage(1)).ok
     with pytest.raises(ClaimFailed, match="no longer the newest"):
-        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: False).next(0)
+        batches_of(CONFIG, ledger, ranks).next(0)

@@ -22,6 +22,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, adopt
 from headrace.ledger.client import SyncLedger as Ledger
 from headrace.redis_connect import connect, connect_async
+from headrace.sample_checks import SampleReader
 from headrace.valkey_server import start_valkey
 from headrace.wire import (
     FinishReason,
@@ -115,7 +116,14 @@ class Stack:
         turns = EnvironmentTurns(EnvironmentHost(lambda: environment, 30.0), encode)
         scorer = in_process(lambda *_: 1.0)
         worker = Worker(
-            self.config, self.ledger, engine or self.engine, scorer, decode, owner, environment=turns
+            self.config,
+            self.ledger,
+            engine or self.engine,
+            scorer,
+            decode,
+            owner,
+            SampleReader(self.config, tiny_models.VOCABULARY),
+            environment=turns,
         )
         worker.resumed(self.version)
         worker.trusted.set()
@@ -142,7 +150,7 @@ class Stack:
                 assert not running.done(), running.exception()
         worker.draining = True
         await asyncio.wait_for(running, 10)
-        [t] = decode_sample(raw).trajectories
+        [t] = decode_sample(raw.sample).trajectories
         return t
 
 
@@ -265,7 +273,7 @@ async def drained_at_any_moment(stack: Stack) -> None:
             await stack.commit()
             t = await stack.finished(stack.worker(OWNERS[1], Counting(TURNS)), sample_id)
         else:
-            [t] = decode_sample(raw).trajectories
+            [t] = decode_sample(raw.sample).trajectories
         check(t, model)
     print(f"{moments} of 8 trajectories were interrupted")
     assert moments, "nothing was interrupted"

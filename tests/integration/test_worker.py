@@ -18,6 +18,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, SyncLedger, adopt
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect, connect_async
+from headrace.sample_checks import SampleReader
 from headrace.valkey_server import start_valkey
 from headrace.wire import FinishReason, Prompt, decode_parked, decode_sample, encode_prompt
 from headrace_rollouter.engine import Engine
@@ -40,7 +41,8 @@ class Stack:
 
     def worker(self, owner: str) -> Worker:
         scorer = in_process(lambda *args: self.reward(*args))
-        worker = Worker(self.config, self.ledger, self.engine, scorer, lambda ids: str(ids), owner)
+        reader = SampleReader(self.config, tiny_models.VOCABULARY)
+        worker = Worker(self.config, self.ledger, self.engine, scorer, lambda ids: str(ids), owner, reader)
         worker.resumed(0)
         worker.trusted.set()
         return worker
@@ -138,7 +140,7 @@ async def test_drained_work_is_continued_elsewhere_and_failures_end(stack: Stack
     ids = sorted(f"{i:010d}" for i in range(4))
     for sample_id, raw in zip(ids, await stack.ledger.run(ops.payloads(ids)), strict=True):
         assert raw is not None
-        sample = decode_sample(raw)
+        sample = decode_sample(raw.sample)
         assert sample.owner == OWNERS[1]
         for index, t in enumerate(sample.trajectories):
             tokens = t.token_ids.tolist()

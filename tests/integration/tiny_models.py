@@ -22,8 +22,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+VOCABULARY = 96
 _SMALL: dict[str, Any] = {
-    "vocab_size": 96,
+    "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,

@@ -195,7 +195,15 @@ class Schedules(RuleBasedStateMachine):
             self.pair("bury", lineage, ids[0], "malformed", "detail")
         elif how == "reject":
             s = self.m.records[int(ids[0])]
-            self.pair("reject", lineage, s.id, s.attempt - int(index % 5 == 0), "non_finite", "detail")
+            self.pair(
+                "reject",
+                lineage,
+                s.id,
+                s.attempt - int(index % 5 == 0),
+                "non_finite",
+                "detail",
+                bool(index % 2),
+            )
         else:
             self.pair("drop", lineage, ids if how == "drop two" else ids[:1], "filter")
 

@@ -19,6 +19,7 @@ from headrace_rollouter.trajectories import Trajectories
 
 EOS = 2
 LIMIT = 40
+VOCABULARY = 1000
 PROMPT = Prompt("0000000007", 7, 0, 7, np.asarray([1, 5, 9], np.int32), "source", "truth", {"k": [1]})
 
 

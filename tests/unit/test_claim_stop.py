@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,19 @@ from headrace.ledger.client import STOPPING_S, LedgerUnavailable, SyncLedger
 from headrace.ledger.replies import ClaimStatus
 from headrace.net import free_port
 from headrace.redis_connect import connect
+from headrace.sample_checks import SampleReader
 from headrace_trainer import batch
 from headrace_trainer.batch import Batches, Stopped
+from headrace_trainer.window_rule import WindowRule
 from tests.unit.test_config import GOOD
 
 CONFIG = RunConfig.model_validate(
     {**GOOD, "trainer": {"n_gpus_per_node": 1, "nnodes": 2, "claim_timeout_s": 3.0}}
 )
+
+
+def batches_of(ledger: Any, ranks: Any, stopping: Callable[[], bool]) -> Batches:
+    return Batches(CONFIG, ledger, ranks, 1, stopping, SampleReader(CONFIG, 96), WindowRule(CONFIG.rule))
 
 
 class Meeting:
@@ -77,7 +84,7 @@ def test_a_stop_of_any_node_is_seen_while_it_waits(monkeypatch: pytest.MonkeyPat
     def rank(number: int) -> None:
         ranks: Any = FakeRanks(number, meeting)
         ledger: Any = EmptyLedger()
-        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: number == stopping).next(0)
+        batches_of(ledger, ranks, lambda: number == stopping).next(0)
 
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(rank, number) for number in (0, 1)]
@@ -138,7 +145,7 @@ def test_all_ranks_stop_when_one_cannot_read_its_samples_any_more() -> None:
     def rank(number: int) -> None:
         ranks: Any = FakeRanks(number, meeting)
         ledger = Clock(0.0).ledger() if number else fine
-        Batches(CONFIG, ledger, ranks, 1, stopping=lambda: number == 1)._read([], {})
+        batches_of(ledger, ranks, lambda: number == 1)._read([], {}, 0)
 
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(rank, number) for number in (0, 1)]

@@ -11,13 +11,14 @@ from headrace.config import RunConfig
 from headrace.environments import Done, Environment, Episode, Observation, Outcome, Task, Turn
 from headrace.environments.host import EnvironmentHost
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
+from headrace.sample_checks import SampleReader
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import FinishReason, Sample, decode_parked, decode_sample, encode_prompt
 from headrace_rollouter.engine import EngineFailed
 from headrace_rollouter.environment_turns import EnvironmentTurns
 from headrace_rollouter.work import Worker
 from tests.in_process_reward import in_process
-from tests.unit.scripted_turns import PROMPT, Counting, ScriptedEngine, config, decode, encode
+from tests.unit.scripted_turns import PROMPT, VOCABULARY, Counting, ScriptedEngine, config, decode, encode
 
 
 class Ledger:
@@ -66,6 +67,7 @@ def worker(
         in_process(reward),
         decode,
         "owner",
+        SampleReader(settings or config(), VOCABULARY),
         environment=turns,  # type: ignore[arg-type]
     )
     engine = Engine(made._state, cut_at=cut_at)
@@ -274,8 +276,10 @@ async def test_a_drained_group_is_parked_with_its_states_and_ends_elsewhere() ->
     group = decode_parked(work)
     assert sorted(t.finish_reason for t in group) == [FinishReason.UNFINISHED, FinishReason.STOP]
     assert all(t.environment_state is not None for t in group)
+    partial = config()
+    partial.async_training.staleness_threshold, partial.async_training.partial_rollout = 1.0, True
     there = Ledger(work)
-    await until_asked(worker(there, Counting(), version=4), there, "finish", "fail")
+    await until_asked(worker(there, Counting(), partial, version=4), there, "finish", "fail")
     for t, other in zip(finished(there).trajectories, expected.trajectories, strict=True):
         assert t.token_ids.tolist() == other.token_ids.tolist()
         assert (t.turn_ends, t.environment_metrics) == (other.turn_ends, other.environment_metrics)

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
+from headrace.sample_checks import validation_result
 from headrace.v1.sample_pb2 import ValidationResult
+from headrace.wire import WireError
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +54,18 @@ class Score:
 def scores(version: int, results: Sequence[bytes], held_out: Mapping[str, int], k: int = 1) -> list[Score]:
     """The scores of `version`, sorted by data source. `held_out` counts the prompts of each source."""
     by_prompt: defaultdict[tuple[str, int], list[ValidationResult]] = defaultdict(list)
+    by_row: dict[int, ValidationResult] = {}
     for raw in results:
         try:
-            result = ValidationResult.FromString(raw)
-        except DecodeError:
-            log.error("unreadable validation result: it counts as unfinished", extra={"version": version})
+            result = validation_result(raw, version, sum(held_out.values()) * k)
+            if result.row in by_row:
+                raise WireError(f"a second result of row {result.row}")
+        except WireError as error:
+            told = {"version": version, "reason": str(error)}
+            log.error("malformed validation result: it counts as unfinished", extra=told)
             continue
+        by_row[result.row] = result
+    for result in by_row.values():
         by_prompt[result.data_source, result.row // k].append(result)
     out = []
     for source, total in sorted(held_out.items()):

@@ -35,10 +35,11 @@ from headrace.endings import EX_CONFIG, EX_FAILED, EX_SOFTWARE, EX_UNAVAILABLE, 
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused, SyncLedger
-from headrace.model_files import eos_token_ids
+from headrace.model_files import eos_token_ids, vocabulary_size
 from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import RewardError, build_scorer
+from headrace.sample_checks import SampleReader
 from headrace.startup import until_configured
 from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
 from headrace.trace import recorder
@@ -96,6 +97,7 @@ class Rollouter:
         self.beats.start()
         stop_ids = eos_token_ids(Path(config.model.path))
         decode = _decoder(config, stop_ids)
+        reader = SampleReader(config, vocabulary_size(Path(config.model.path)))
         turns = environment_turns(config, stop_ids)
         began = time.monotonic()
         self.engine = await Engine.start(config, stop_ids)
@@ -105,7 +107,9 @@ class Rollouter:
         gc.freeze()
         _write_engine_file()
         trace = recorder(config, f"rollouter-{self.args.replica}")
-        self.worker = Worker(config, ledger, self.engine, scorer, decode, self.incarnation, trace, turns)
+        self.worker = Worker(
+            config, ledger, self.engine, scorer, decode, self.incarnation, reader, trace, turns
+        )
         self.member = Member(
             config,
             self.engine,

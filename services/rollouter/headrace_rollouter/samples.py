@@ -19,14 +19,13 @@ from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import Taken, Verdict
+from headrace.sample_checks import SampleReader, Told
 from headrace.wire import (
     FinishReason,
     Prompt,
     Sample,
     Trajectory,
     WireError,
-    decode_parked,
-    decode_prompt,
     empty_trajectory,
     encode_parked,
     encode_sample,
@@ -53,6 +52,7 @@ class Samples:
         trajectories: Trajectories,
         scoring: Scoring,
         owner: str,
+        reader: SampleReader,
         began_with: Callable[[Taken, int], None],
     ) -> None:
         self._config = config
@@ -62,6 +62,7 @@ class Samples:
         self._trajectories = trajectories
         self._scoring = scoring
         self._owner = owner
+        self._reader = reader
         self._began_with = began_with
         self.finished = 0
 
@@ -70,14 +71,15 @@ class Samples:
         """Trajectories to train and, behind them, the greedy one where there is one."""
         return self._config.rollout.n + self._config.has_greedy_baseline
 
-    async def run(self, item: Taken, shown: dict[str, object]) -> None:
-        """From take to finish. `shown`: what the timeline tells about the sample."""
+    async def run(self, item: Taken, oldest: int, shown: dict[str, object]) -> None:
+        """From take to finish. `oldest`: version of the oldest token that parked work may have; `shown`: what
+        the timeline tells about the sample."""
         began = time.monotonic()
         try:
-            prompt = decode_prompt(item.prompt)
-            group = decode_parked(item.work) if item.work else self._fresh_group()
-            if len(group) != self.group_size:
-                raise WireError(f"parked group of {len(group)}, {self.group_size} are asked for")
+            prompt = self._reader.prompt(item.prompt, item.sample_id)
+            group = self._fresh_group()
+            if item.work:
+                group = self._reader.parked(item.work, oldest, self._serving.version)
             self._began_with(item, min([self._serving.version, *(v[0] for t in group if (v := t.versions))]))
         except WireError as error:
             await self._fail(item, "malformed", encodable(str(error)))
@@ -128,15 +130,20 @@ class Samples:
         except Exception as error:  # what a reward or an environment said of it cannot travel
             await self._fail(item, "reward_error", _trace(error))
             return
+        try:
+            told = self._checked(item, sample, encoded)
+        except WireError as error:
+            await self._fail(item, "malformed", encodable(str(error)))
+            return
         verdict = await self._ledger.run(
             ops.finish(
-                self._owner,
-                item.sample_id,
-                item.attempt,
+                told.owner,
+                told.sample_id,
+                told.attempt,
                 encoded,
-                sample.min_version,
-                sample.max_version,
-                sample.tokens,
+                told.min_version,
+                told.max_version,
+                told.tokens,
             )
         )
         if verdict is Verdict.FENCED:
@@ -145,6 +152,16 @@ class Samples:
             return
         self.finished += 1
         metrics.SAMPLES.inc()
+
+    def _checked(self, item: Taken, sample: Sample, encoded: bytes) -> Told:
+        """What the ledger is told. Raises WireError for what the trainer would refuse: here the log of the
+        engine that made it is at hand."""
+        if not all(t.segments for t in sample.trajectories):
+            raise WireError("a finished trajectory has no tokens")
+        oldest, newest = sample.min_version, sample.max_version
+        told = Told(item.sample_id, item.attempt, self._owner, oldest, newest, sample.tokens, item.prompt)
+        self._reader.sample(encoded, told)
+        return told
 
     def _fresh_group(self) -> list[Trajectory]:
         return [empty_trajectory(self._config.rollout.temperature) for _ in range(self.group_size)]

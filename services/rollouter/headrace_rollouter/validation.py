@@ -6,15 +6,14 @@ import asyncio
 import logging
 import time
 
-import numpy as np
-
 from headrace.config import RunConfig
 from headrace.encodable import encodable
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
+from headrace.sample_checks import SampleReader
 from headrace.trace import Lanes, Recorder
 from headrace.v1 import sample_pb2 as pb
-from headrace.wire import FinishReason, decode_prompt, empty_trajectory
+from headrace.wire import FinishReason, Prompt, WireError, empty_trajectory
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.failures import UNDERSTOOD, Failures
 from headrace_rollouter.scoring import Scoring
@@ -39,6 +38,7 @@ class Validation:
         trajectories: Trajectories,
         scoring: Scoring,
         owner: str,
+        reader: SampleReader,
         trace: Recorder,
         failures: Failures,
     ) -> None:
@@ -49,6 +49,7 @@ class Validation:
         self._trajectories = trajectories
         self._scoring = scoring
         self._owner = owner
+        self._reader = reader
         self._lanes = Lanes(trace, "validation")
         self._next_poll = 0.0
         self._failures = failures
@@ -90,7 +91,18 @@ class Validation:
     async def _row(self, version: int, row: int, payload: bytes) -> None:
         """One response to a held-out prompt. A reward or an environment that fails, in whatever way, counts 0
         and is logged: the row must end, or the commit waits for it."""
-        prompt = decode_prompt(payload)
+        try:
+            prompt = self._reader.prompt(payload)
+        except WireError as error:  # of no data source: it is reported as unfinished
+            log.error("malformed held-out prompt", extra={"row": row, "reason": encodable(str(error))})
+            await self._answer(version, row, "", 0.0, 0, "")
+            return
+        judged = await self._judged(version, row, prompt)
+        if judged is not None:
+            await self._answer(version, row, prompt.data_source, *judged)
+
+    async def _judged(self, version: int, row: int, prompt: Prompt) -> tuple[float, int, str] | None:
+        """(reward, tokens of the response, its answer); None when it was let go of."""
         temperature = self._config.val.temperature
 
         def seed_of(have: int) -> int | None:
@@ -102,19 +114,25 @@ class Validation:
         try:
             t = await self._trajectories.to_the_end(prompt, t, seed_of, task_seed)
             if t.finish_reason is FinishReason.UNFINISHED or t.versions != (version, version):
-                return  # a score never mixes versions; the round that closed this validation reports the rest
+                # A score never mixes versions; the round that closed this validation reports the rest.
+                return None
             reward, answer = await self._scoring.judge(prompt, t, task_seed)
         except Exception as error:  # user code, or a request that the engine refused
             await self._engine.check()  # a dead one is not the row's fault: raises
             log.warning("validation reward failed", extra={"row": row, "error": encodable(repr(error))})
             reward, answer = 0.0, ""
+        return reward, len(t.token_ids), answer
+
+    async def _answer(
+        self, version: int, row: int, data_source: str, reward: float, tokens: int, answer: str
+    ) -> None:
         await self._serving.trusted.wait()
         result = pb.ValidationResult(
             version=version,
             row=row,
-            data_source=prompt.data_source,
+            data_source=data_source,
             reward=reward,
-            response_tokens=np.int64(len(t.token_ids)).item(),
+            response_tokens=tokens,
             answer=encodable(answer)[:_ANSWER_CHARS],
         )
         await self._ledger.run(ops.val_finish(self._owner, version, row, result.SerializeToString()))

@@ -18,6 +18,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import Taken
 from headrace.reward import Scorer
+from headrace.sample_checks import SampleReader
 from headrace.trace import Lanes, Recorder
 from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine
@@ -48,6 +49,7 @@ class Worker:
         scorer: Scorer,
         decode: Callable[[list[int]], str],
         owner: str,
+        reader: SampleReader,
         trace: Recorder | None = None,
         environment: EnvironmentTurns | None = None,
     ) -> None:
@@ -61,7 +63,7 @@ class Worker:
         self._trajectories = Trajectories(config, engine, decode, state, environment)
         self._scoring = Scoring(config, scorer, decode, self._trajectories)
         self._samples = Samples(
-            config, ledger, engine, state, self._trajectories, self._scoring, owner, self._began_with
+            config, ledger, engine, state, self._trajectories, self._scoring, owner, reader, self._began_with
         )
         self._failures = Failures(log)
         self._validation = Validation(
@@ -72,6 +74,7 @@ class Worker:
             self._trajectories,
             self._scoring,
             owner,
+            reader,
             self.trace,
             self._failures,
         )
@@ -176,7 +179,7 @@ class Worker:
             # Until parked work is read, what it holds may be as old as can be.
             attempt = (item.sample_id, item.attempt)
             self._oldest[attempt] = -1 if item.work else self.version
-            self._tasks[attempt] = task = asyncio.create_task(self._sample(item))
+            self._tasks[attempt] = task = asyncio.create_task(self._sample(item, oldest))
             task.add_done_callback(functools.partial(self._ended, attempt))
         return len(reply.items)
 
@@ -189,9 +192,9 @@ class Worker:
     def _began_with(self, item: Taken, oldest: int) -> None:
         self._oldest[item.sample_id, item.attempt] = oldest
 
-    async def _sample(self, item: Taken) -> None:
+    async def _sample(self, item: Taken, oldest: int) -> None:
         with self._sample_lanes.slice("sample", sample_id=item.sample_id, version=self.version) as shown:
-            await self._samples.run(item, shown)
+            await self._samples.run(item, oldest, shown)
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""From the ledger to samples: claiming, reading payloads, dropping and burying."""
+"""From the ledger to samples: claiming, reading payloads, dropping and rejecting."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerUnavailable, SyncLedger
-from headrace.ledger.replies import Claimed, ClaimStatus, FailStatus
-from headrace.wire import Sample, WireError, decode_sample
+from headrace.ledger.replies import Claimed, ClaimStatus, FailStatus, Payload
+from headrace.sample_checks import SampleReader, Told, Window
+from headrace.wire import Sample, WireError
 from headrace_trainer import heartbeat
 from headrace_trainer.plan import Item, assign, mini_batches, order
 from headrace_trainer.ranks import Ranks
+from headrace_trainer.window_rule import WindowRule
 
 log = logging.getLogger("headrace.trainer.batch")
 
@@ -67,15 +69,22 @@ class Batches:
     """Claims batches; every rank reads the payloads of its own samples, rank 0 only plans ids."""
 
     def __init__(
-        self, config: RunConfig, ledger: SyncLedger, ranks: Ranks, lineage: int, stopping: Callable[[], bool]
+        self,
+        config: RunConfig,
+        ledger: SyncLedger,
+        ranks: Ranks,
+        lineage: int,
+        stopping: Callable[[], bool],
+        reader: SampleReader,
+        rule: WindowRule,
     ) -> None:
         self._config = config
+        self._reader = reader
+        self._rule = rule
         self._ledger = ledger
         self._ranks = ranks
         self._lineage = lineage
         self._stopping = stopping
-        self.in_order = config.rule.max_required == config.rule.window
-        """Nothing waits from one window to the next: batches are sorted, so that runs can be repeated."""
         self._alone = False
         """No rollouter takes part, and that has been said."""
 
@@ -100,17 +109,18 @@ class Batches:
                 Item(c.sample_id, c.attempt, c.tokens, c.min_version, c.max_version, c.t_finished)
                 for c in claimed
             ]
-            items = order(items, self.in_order)
+            # Where nothing waits from one window to the next runs can be repeated: batches are sorted.
+            items = order(items, self._rule.nothing_waits)
             cut = mini_batches(items, self._config.actor.ppo_mini_batch_size)
             shares = [assign(mini, self._ranks.world_size)[self._ranks.rank] for mini in cut]
-            mine = [i.sample_id for share in shares for i in share]
-            bad = self._read(mine, decoded)
-            flat = [] if bad else self._drop_flat_groups([decoded[i] for i in mine])
+            mine = [i for share in shares for i in share]
+            bad = self._read(mine, decoded, window)
+            flat = [] if bad else self._drop_flat_groups([decoded[i.sample_id] for i in mine])
             filtered += len(flat)
             if not bad and not flat:
                 mini = [[decoded[i.sample_id] for i in share] for share in shares]
                 return Batch(items, mini)
-            self._bury(bad)
+            self._replace(items, bad)
             claimed = [c for c in claimed if c.sample_id not in bad and c.sample_id not in flat]
             self._check_refills(filtered, want)
 
@@ -209,42 +219,38 @@ class Batches:
                 }
             heartbeat.sleep(_POLL_S)
 
-    def _read(self, ids: Sequence[str], decoded: dict[str, Sample]) -> dict[str, str]:
+    def _read(self, items: Sequence[Item], decoded: dict[str, Sample], window: int) -> dict[str, str]:
         """Fetch and decode this rank's samples; returns id -> reason of every rank's malformed ones.
 
         Raises Stopped, on every rank alike, when one of them was told to stop and Redis went first.
         """
         bad: dict[str, str] = {}
-        missing = [i for i in ids if i not in decoded]
-        payloads: list[bytes | None] | None = None
+        missing = [i for i in items if i.sample_id not in decoded]
+        payloads: list[Payload | None] | None = None
         with self._ledger.unless_stopping():
-            payloads = self._ledger.run(ops.payloads(missing))
+            payloads = self._ledger.run(ops.payloads([i.sample_id for i in missing]))
         if any(self._ranks.gather_all(payloads is None)) or payloads is None:
             raise Stopped  # what was claimed goes back when the lineage of the next start begins
-        for sample_id, raw in zip(missing, payloads, strict=True):
+        for item, payload in zip(missing, payloads, strict=True):
             try:
-                if raw is None:
-                    raise WireError("payload is missing")
-                sample = decode_sample(raw)
-                self._check(sample, sample_id)
-                decoded[sample_id] = sample
+                decoded[item.sample_id] = self._sample(item, payload, window)
             except WireError as error:
-                bad[sample_id] = str(error)
+                bad[item.sample_id] = str(error)
         return {k: v for part in self._ranks.gather_all(bad) for k, v in part.items()}
 
-    def _check(self, sample: Sample, sample_id: str) -> None:
-        if sample.prompt.sample_id != sample_id:
-            raise WireError(f"payload belongs to sample {sample.prompt.sample_id}")
-        if len(sample.trajectories) != self._config.rollout.n:
-            raise WireError(f"{len(sample.trajectories)} trajectories, rollout.n is {self._config.rollout.n}")
-        longest = max(len(t.token_ids) for t in sample.trajectories)
-        if longest > self._config.data.max_response_length:
-            raise WireError(f"response of {longest} tokens is over the limit")
-        if self._config.has_greedy_baseline and sample.baseline_reward is None:
-            raise WireError("no reward of a greedy response")
-        for key in self._config.algorithm.gdpo_reward_keys:
-            if key != "score" and any(key not in t.reward_parts for t in sample.trajectories):
-                raise WireError(f"the reward gave no part {key!r} (algorithm.gdpo_reward_keys)")
+    def _sample(self, item: Item, payload: Payload | None, window: int) -> Sample:
+        if payload is None:
+            raise WireError("payload is missing")
+        told = Told(
+            item.sample_id,
+            item.attempt,
+            payload.owner,
+            item.min_version,
+            item.max_version,
+            item.tokens,
+            payload.prompt,
+        )
+        return self._reader.sample(payload.sample, told, Window(window, self._rule.bound))
 
     def reject(self, batch: Batch, rejected: Mapping[str, str]) -> None:
         """Take samples out of a claimed batch that could not be trained: id -> why, the same on all ranks.
@@ -269,10 +275,19 @@ class Batches:
                 raise ClaimFailed(f"the ledger refused to take back sample {item.sample_id}")
             log.error("sample rejected", extra={"sample": item.sample_id, "answer": str(answer)})
 
-    def _bury(self, bad: dict[str, str]) -> None:
+    def _replace(self, items: Sequence[Item], bad: Mapping[str, str]) -> None:
+        """Send malformed samples back to their prompts; after too many times the ledger buries them. The next
+        claim brings others in their place, or tells that this lineage is over."""
         if self._ranks.is_first:
-            for sample_id, reason in bad.items():
-                log.error("malformed sample", extra={"sample": sample_id, "reason": reason})
+            for item in items:
+                if (reason := bad.get(item.sample_id)) is None:
+                    continue
                 with self._ledger.unless_stopping():
-                    self._ledger.run(ops.bury(self._lineage, sample_id, "malformed", reason))
+                    answer = self._ledger.run(
+                        ops.reject(
+                            self._lineage, item.sample_id, item.attempt, "malformed", reason, replaced=True
+                        )
+                    )
+                    told = {"sample": item.sample_id, "reason": reason, "answer": str(answer)}
+                    log.error("malformed sample", extra=told)
         self._ranks.share(None)  # nobody claims a replacement before they are out of the way

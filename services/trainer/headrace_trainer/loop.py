@@ -20,8 +20,10 @@ from headrace.config import RunConfig
 from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
+from headrace.model_files import vocabulary_size
 from headrace.net import interface_address
 from headrace.redis_connect import connect
+from headrace.sample_checks import SampleReader
 from headrace.startup import wait_until_configured
 from headrace.trained_log import TrainedLog
 from headrace.v1 import sync_pb2 as pb
@@ -114,7 +116,15 @@ class Trainer:
             self.trained_log = TrainedLog(self.run_dir)
             self.trained_log.began(self.progress.lineage, self.progress.step)
             self.report.began(self.progress.step)
-        self.batches = Batches(self.config, self.ledger, self.ranks, self.progress.lineage, self._stopping)
+        self.batches = Batches(
+            self.config,
+            self.ledger,
+            self.ranks,
+            self.progress.lineage,
+            self._stopping,
+            SampleReader(self.config, vocabulary_size(Path(self.config.model.path))),
+            self.rule,
+        )
         store = serve_store(self._host()) if self.ranks.is_first else None
         address = self.ranks.share([self._host(), store.port] if store is not None else None)
         if store is None:
@@ -182,7 +192,7 @@ class Trainer:
 
     def _first_canary(self) -> list[int]:
         """Before anything was sampled: fixed pseudo-random tokens."""
-        vocabulary = int(self.learner.model.config.vocab_size)  # type: ignore[union-attr,arg-type]
+        vocabulary = vocabulary_size(Path(self.config.model.path))
         generator = torch.Generator().manual_seed(self.config.seed)
         length = min(
             _CANARY_TOKENS, self.config.data.max_prompt_length + self.config.data.max_response_length
@@ -344,7 +354,6 @@ class Trainer:
         """What the coordinator wants of S and eta by now holds for the window that `version` opens."""
         wanted = self.sync.tuning(self.rule.present) if self.sync is not None else None
         self.rule.take_up(version, *self.ranks.share(wanted))
-        self.batches.in_order = self.rule.nothing_waits
 
     def finish_sync(self, snapshot: int = -1) -> bool:
         """Wait until the round that is under way, if any, has committed; then checkpoint if it is time.

@@ -37,13 +37,17 @@ class WindowRule:
         """No sample is left over from one window to the next."""
         return self.present.max_required == self.present.window
 
+    def bound(self, oldest: int) -> int | None:
+        """Largest version gap of a sample whose oldest token is of version `oldest`; None when unbounded."""
+        return gap_bound(self._history, oldest, self._kept)
+
     def check(self, window: int, oldest: Iterable[int]) -> float:
         """The largest bound that held, infinity for none. `oldest`: version of the oldest token, of each
         sample that the window trains. The gate bounds the gap; a sample beyond the bound would mean that the
         gate is broken. Raises RuntimeError."""
         bounds = [0.0]
         for version in oldest:
-            gap, bound = window - version, gap_bound(self._history, version, self._kept)
+            gap, bound = window - version, self.bound(version)
             if gap < 0 or (bound is not None and gap > bound):
                 raise RuntimeError(f"version gap {gap} in window {window}, the bound is {bound}")
             bounds.append(math.inf if bound is None else bound)
