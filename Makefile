@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos images images-pin images-check
+.PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos fuzz images images-pin images-check
 .PHONY: manifests monitor-check test-kind test-cluster proto docs clean
 
 help: ## Show what can be made
@@ -46,6 +46,9 @@ bench-modes: $(VENV)/.ready ## Every mode on one task: times, idle ratios, score
 
 chaos: $(VENV)/.ready ## A real run under random faults, then the audit; FAULTS=40 SEED=7
 	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),40) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz: $(VENV)/.ready ## Mutated payloads against the reader of samples; PAYLOADS=1000000 SEED=7
+	@$(BIN)/python -m tests.fuzz_samples --payloads $(or $(PAYLOADS),1000000) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 REGISTRY ?= headrace
 TAG ?= latest

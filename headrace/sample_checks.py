@@ -165,6 +165,8 @@ class SampleReader:
         longest = max(len(t.token_ids) for t in group)
         if longest > self._max_response:
             raise WireError(f"response of {longest} tokens is over the limit of {self._max_response}")
+        for t in group:
+            (_check_single_turn if self._single_turn else _check_turn_ends)(t)
         if not longest:
             return
         self._check_ids(np.concatenate([t.token_ids for t in group]).max(), "response")
@@ -172,16 +174,10 @@ class SampleReader:
         if log_probs.min() < LEAST_LOG_PROB:
             raise WireError(f"behaviour log-prob {log_probs.min():g} is below {LEAST_LOG_PROB:g}")
         mask = np.concatenate([t.loss_mask for t in group])
-        if self._single_turn:
-            if not mask.all():
-                raise WireError("loss mask of 0 without an environment")
-            for t in group:
-                _check_single_turn(t)
-            return
+        if self._single_turn and not mask.all():
+            raise WireError("loss mask of 0 without an environment")
         if log_probs[mask == 0].any():
             raise WireError("behaviour log-prob of a token that the policy did not choose is not 0")
-        for t in group:
-            _check_turn_ends(t)
 
 
 def _check_single_turn(t: Trajectory) -> None:

@@ -201,7 +201,7 @@ def _trajectory_to_pb(t: Trajectory) -> pb.Trajectory:
 
 def _trajectories_from_pb(messages: Sequence[pb.Trajectory], finished: bool) -> list[Trajectory]:
     """The arrays of a group are judged together: numpy takes about as long for one trajectory as for all."""
-    counts = [_count(m, finished) for m in messages]
+    counts = [_count(m) for m in messages]
     ids = np.frombuffer(b"".join([m.response_token_ids for m in messages]), _INT32)
     lps = np.frombuffer(b"".join([m.behaviour_log_probs for m in messages]), _FLOAT32)
     mask = np.frombuffer(b"".join([m.loss_mask for m in messages]), _UINT8)
@@ -221,7 +221,7 @@ def _trajectories_from_pb(messages: Sequence[pb.Trajectory], finished: bool) -> 
     return out
 
 
-def _count(m: pb.Trajectory, finished: bool) -> int:
+def _count(m: pb.Trajectory) -> int:
     """Tokens, of which each array has an element."""
     for name, dtype in (("response_token_ids", _INT32), ("behaviour_log_probs", _FLOAT32)):
         if (size := len(getattr(m, name))) % dtype.itemsize:
@@ -229,8 +229,6 @@ def _count(m: pb.Trajectory, finished: bool) -> int:
     ids, lps = len(m.response_token_ids) // 4, len(m.behaviour_log_probs) // 4
     if not ids == lps == len(m.loss_mask):
         raise WireError(f"{ids} token ids, {lps} log-probs, {len(m.loss_mask)} mask entries")
-    if finished and not ids:
-        raise WireError("a finished trajectory has no tokens")
     return ids
 
 
@@ -243,6 +241,8 @@ def _trajectory_from_pb(
         reason = FinishReason(m.finish_reason)
     except ValueError as error:
         raise WireError(f"unknown finish reason {m.finish_reason}") from error
+    if reason is not FinishReason.UNFINISHED and not len(ids):
+        raise WireError("a finished trajectory has no tokens")
     if finished and reason is FinishReason.UNFINISHED:
         raise WireError("a trajectory of a finished sample is unfinished")
     if not math.isfinite(m.reward) or not all(map(math.isfinite, m.reward_parts.values())):

@@ -71,7 +71,7 @@ def many_turns(draw: st.DrawFn, finished: bool, oldest: int) -> Trajectory:
 @st.composite
 def trajectories(draw: st.DrawFn, finished: bool = True, oldest: int = 0) -> Trajectory:
     count = draw(st.integers(1 if finished else 0, 6))
-    reasons = [FinishReason.STOP, FinishReason.LENGTH, FinishReason.TURN_LIMIT]
+    reasons = [FinishReason.STOP, FinishReason.LENGTH, FinishReason.TURN_LIMIT] if count else []
     if draw(st.booleans()):
         return draw(many_turns(finished, oldest))
     return Trajectory(
@@ -134,7 +134,8 @@ def check_trajectory(t: Trajectory, finished: bool) -> None:
     count = len(t.token_ids)
     assert (t.token_ids.dtype, t.log_probs.dtype, t.loss_mask.dtype) == (np.int32, np.float32, np.uint8)
     assert len(t.log_probs) == len(t.loss_mask) == count
-    assert not finished or (count > 0 and t.finish_reason is not FinishReason.UNFINISHED)
+    assert not finished or t.finish_reason is not FinishReason.UNFINISHED
+    assert count > 0 or t.finish_reason is FinishReason.UNFINISHED
     assert (t.token_ids >= 0).all()
     assert np.isfinite(t.log_probs).all()
     assert (t.log_probs <= 1e-3).all()
