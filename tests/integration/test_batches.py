@@ -1,10 +1,11 @@
-"""The trainer's claims on a real ledger: malformed payloads are buried and replaced, never trained."""
+"""The trainer's claims on a real ledger: malformed payloads are generated anew, or die; none is trained."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
+from headrace.ledger.replies import Taken
 from headrace.redis_connect import connect
 from headrace.sample_checks import SampleReader
 from headrace.valkey_server import start_valkey
@@ -66,21 +68,23 @@ def ledger(tmp_path: Path) -> Iterator[SyncLedger]:
         found.close()
 
 
-def batches_of(config: RunConfig, ledger: SyncLedger, ranks: Ranks, stopping: bool = False) -> Batches:
+def batches_of(
+    config: RunConfig, ledger: SyncLedger, ranks: Ranks, stopping: Callable[[], bool] = lambda: False
+) -> Batches:
     rule = WindowRule(config.rule)
-    return Batches(config, ledger, ranks, 1, lambda: stopping, SampleReader(config, VOCABULARY), rule)
+    return Batches(config, ledger, ranks, 1, stopping, SampleReader(config, VOCABULARY), rule)
 
 
-def prompt(i: int) -> Prompt:
-    return Prompt(f"{i:010d}", i, 0, i, np.asarray([5, 6, 7], np.int32), "test", "answer")
+def prompt(i: int, sample_id: str = "") -> Prompt:
+    return Prompt(sample_id or f"{i:010d}", i, 0, i, np.asarray([5, 6, 7], np.int32), "test", "answer")
 
 
-def sample(i: int, attempt: int, tokens: int = 3) -> Sample:
+def sample(i: int, attempt: int, tokens: int = 3, version: int = 0) -> Sample:
     t = Trajectory(
         np.arange(1, tokens + 1, dtype=np.int32),
         np.full(tokens, -0.5, np.float32),
         np.ones(tokens, np.uint8),
-        [Segment(0, 0, tokens)],
+        [Segment(version, 0, tokens)],
         1.0,
         FinishReason.STOP,
         reward=float(i % 2),
@@ -116,6 +120,83 @@ def test_malformed_payloads_are_buried_and_replaced(ledger: SyncLedger, ranks: R
     assert {d.reason for d in dead.values()} == {"malformed"}
     assert "1 trajectories" in dead["0000000003"].detail
     assert ledger.run(ops.stats()).counts["trained"] == 3
+
+
+def lies(i: int, attempt: int) -> dict[str, bytes]:
+    """Well-formed payloads that disagree with what the ledger knows, by the reason that is given."""
+
+    def of(**changes: Any) -> bytes:
+        return encode_sample(dataclasses.replace(sample(i, attempt), **changes))
+
+    def response(**changes: Any) -> bytes:
+        t = sample(i, attempt).trajectories[0]
+        return of(trajectories=[dataclasses.replace(t, **changes), t])
+
+    return {
+        "tokens of versions 0 to 1000": response(segments=[Segment(0, 0, 1), Segment(1000, 1, 3)]),
+        "token id 8 in the response": response(token_ids=np.asarray([1, 8, 2], np.int32)),
+        "the prompt is not the issued one": of(prompt=prompt(i + 1, f"{i:010d}")),
+        "payload of attempt": of(attempt=attempt + 1),
+        "payload of owner": of(owner="somebody"),
+    }
+
+
+@pytest.mark.parametrize("lie", range(5))
+def test_a_payload_that_lies_is_generated_anew(ledger: SyncLedger, ranks: Ranks, lie: int) -> None:
+    """The gate lets in no more than the window trains: the place of what was rejected must come free, or the
+    trainer would wait for ever."""
+    ledger.run(ops.configure(2, 2, 1, 0, 6, "test"))
+    ledger.run(ops.hold(1, 2, 1))
+    assert ledger.run(ops.commit(1, 2, 1, 1, "digest", [OWNER], False, False, 2)).status == "ok"
+    first, second = ledger.run(ops.take(OWNER, 1, 6)).items
+    payload = list(lies(int(first.sample_id), 1).values())[lie]
+    told: list[str] = []
+
+    def finish(item: Taken, payload: bytes) -> None:
+        assert ledger.run(ops.finish(OWNER, item.sample_id, item.attempt, payload, 1, 1, 12)) == "ok"
+
+    def again() -> bool:
+        """The rollouter's part, whenever the trainer looks whether it shall stop: it takes what came back."""
+        for item in ledger.run(ops.take(OWNER, 1, 6)).items:
+            told.append(item.sample_id)
+            finish(item, encode_sample(sample(int(item.sample_id), item.attempt, version=1)))
+        return False
+
+    finish(first, payload)
+    finish(second, encode_sample(sample(int(second.sample_id), 1, version=1)))
+    batch = batches_of(CONFIG, ledger, ranks, again).next(1)
+    assert batch is not None
+    assert told == [first.sample_id]
+    assert sorted((i.sample_id, i.attempt) for i in batch.items) == [
+        (first.sample_id, 2),
+        (second.sample_id, 1),
+    ]
+    assert [s.attempt for mini in batch.mini for s in mini] == [2, 1]
+    assert ledger.run(ops.stats()).requeued == {"rejected": 1}
+
+
+def test_what_is_wrong_stands_with_the_dead(ledger: SyncLedger, ranks: Ranks) -> None:
+    wrong = lies(0, 1)
+    payloads = dict(enumerate(list(lies(i, 1).values())[i] for i in range(5)))
+    finish_all(ledger, payloads)
+    batch = batches_of(CONFIG, ledger, ranks).next(0)
+    assert batch is not None
+    assert [i.sample_id for i in batch.items] == ["0000000005"]
+    dead = ledger.run(ops.dead())
+    assert {d.reason for d in dead} == {"malformed"}
+    for d, reason in zip(sorted(dead, key=lambda d: d.sample_id), wrong, strict=True):
+        assert reason in d.detail
+
+
+def test_what_is_older_than_the_bound_is_not_trained(ledger: SyncLedger, ranks: Ranks) -> None:
+    """Whatever the ledger was told: here a sample says of itself that it is of version 0, and waited."""
+    finish_all(ledger, {})
+    ledger.run(ops.hold(1, 2, 1))
+    assert ledger.run(ops.commit(1, 2, 1, 1, "digest", [OWNER], False, False)).status == "ok"
+    assert batches_of(CONFIG, ledger, ranks).next(1) is None
+    dead = ledger.run(ops.dead())
+    assert {d.detail for d in dead} == {"version gap 1 in window 1, the bound is 0"}
+    assert len(dead) == 6
 
 
 def test_what_cannot_be_trained_starts_again_and_dies_in_the_end(ledger: SyncLedger, ranks: Ranks) -> None:
@@ -196,7 +277,7 @@ def test_waiting_for_samples_ends(ledger: SyncLedger, ranks: Ranks) -> None:
     with pytest.raises(ClaimFailed, match=r"claim_timeout_s .* counts"):
         batches_of(CONFIG, ledger, ranks).next(0)
     with pytest.raises(Stopped):
-        batches_of(CONFIG, ledger, ranks, stopping=True).next(0)
+        batches_of(CONFIG, ledger, ranks, lambda: True).next(0)
     assert ledger.run(ops.open_lineage(1)).ok
     with pytest.raises(ClaimFailed, match="no longer the newest"):
         batches_of(CONFIG, ledger, ranks).next(0)
