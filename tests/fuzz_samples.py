@@ -189,8 +189,12 @@ def change_array(rng: random.Random, raw: bytes, width: int) -> bytes:
 
 
 def change_trajectory(rng: random.Random, t: pb.Trajectory) -> None:
-    how = rng.randrange(12)
-    if how < 3:
+    how = rng.randrange(14)
+    if how == 12:
+        lengthen(t, rng.randint(1, MAX_RESPONSE))
+    elif how == 13:
+        unmask(rng, t)
+    elif how < 3:
         name, width = [("response_token_ids", 4), ("behaviour_log_probs", 4), ("loss_mask", 1)][how]
         setattr(t, name, change_array(rng, getattr(t, name), width))
     elif how < 6:
@@ -209,6 +213,27 @@ def change_trajectory(rng: random.Random, t: pb.Trajectory) -> None:
         t.reward_parts.clear()
 
 
+def lengthen(t: pb.Trajectory, by: int) -> None:
+    """More tokens, and all arrays agree."""
+    t.response_token_ids += b"\1\0\0\0" * by
+    t.behaviour_log_probs += b"\0\0\0\0" * by
+    t.loss_mask += b"\1" * by
+    if t.segments:
+        t.segments[-1].end = min(t.segments[-1].end + by, 2**32 - 1)
+    if t.turn_ends:
+        t.turn_ends[-1] += by
+
+
+def unmask(rng: random.Random, t: pb.Trajectory) -> None:
+    """One token becomes the environment's, and its log-prob 0."""
+    if not len(t.behaviour_log_probs) // 4 >= len(t.loss_mask) > 0:
+        return
+    at = rng.choice([0, rng.randrange(len(t.loss_mask))])
+    t.loss_mask = t.loss_mask[:at] + b"\0" + t.loss_mask[at + 1 :]
+    log_probs = t.behaviour_log_probs
+    t.behaviour_log_probs = log_probs[: 4 * at] + b"\0\0\0\0" + log_probs[4 * at + 4 :]
+
+
 def change_segments(rng: random.Random, t: pb.Trajectory) -> None:
     if not t.segments or rng.random() < 0.1:
         t.segments.add(version=rng.choice(ABSURD), start=rng.randint(0, 3), end=rng.randint(0, 12))
@@ -216,7 +241,8 @@ def change_segments(rng: random.Random, t: pb.Trajectory) -> None:
     s = rng.choice(t.segments)
     how = rng.randrange(5)
     if how == 0:
-        s.version = rng.choice([*ABSURD, s.version + 1, s.version + 1000, max(0, s.version - 1)])
+        near = rng.choice([s.version + 1, s.version + 1000, s.version - 1])
+        s.version = rng.choice([*ABSURD, min(max(near, 0), 2**64 - 1)])
     elif how == 1:
         s.start = rng.choice([rng.randint(0, MAX_RESPONSE), 2**32 - 1])
     elif how == 2:
@@ -296,6 +322,8 @@ def mutated(rng: random.Random, message: Any, change: Callable[[random.Random, A
 def attack_sample(world: World) -> str:
     message, run = world.sample()
     raw = mutated(world.rng, message, change_sample)
+    if world.rng.random() < 0.4:
+        run = as_it_says(raw, run)
     told = Told(SAMPLE_ID, run.attempt, run.owner, *run.versions, run.tokens, world.issued)
     try:
         found = world.reader.sample(raw, told, Window(run.window, lambda oldest: run.bound))
@@ -305,6 +333,18 @@ def attack_sample(world: World) -> str:
     sample_rules.sample_holds(said, run)
     same_sample(found, said)
     return ""
+
+
+def as_it_says(raw: bytes, run: Run) -> Run:
+    """A rollouter that lies to the ledger as well: what `finish` was told agrees with the payload."""
+    try:
+        said = pb.Sample.FromString(raw)
+    except DecodeError:
+        return run
+    versions = [s.version for t in said.trajectories for s in t.segments] or [0]
+    prompt = len(said.prompt.prompt_token_ids) // 4
+    tokens = sum(prompt + len(t.loss_mask) for t in said.trajectories)
+    return Run(**{**run.__dict__, "versions": (min(versions), max(versions)), "tokens": tokens})
 
 
 def attack_parked(world: World) -> str:
