@@ -74,7 +74,7 @@ def finish(ledger: SyncLedger, item: Taken, version: int) -> None:
         return Trajectory(ids, log_probs, mask, segments, 1.0, FinishReason.STOP, reward=reward)
 
     sample = Sample(decode_prompt(item.prompt), [answer(0.0), answer(1.0)], OWNER, item.attempt)
-    args = (OWNER, item.sample_id, item.attempt, encode_sample(sample), version, version, 8)
+    args = (OWNER, item.sample_id, item.attempt, encode_sample(sample), version, version, sample.tokens)
     assert ledger.run(ops.finish(*args)) == "ok"
 
 
