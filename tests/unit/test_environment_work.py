@@ -13,7 +13,7 @@ from headrace.environments.host import EnvironmentHost
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
 from headrace.sample_checks import SampleReader
 from headrace.v1 import sample_pb2 as pb
-from headrace.wire import FinishReason, Sample, decode_parked, decode_sample, encode_prompt
+from headrace.wire import FinishReason, Prompt, Sample, decode_parked, decode_sample, encode_prompt
 from headrace_rollouter.engine import EngineFailed
 from headrace_rollouter.environment_turns import EnvironmentTurns
 from headrace_rollouter.work import Worker
@@ -25,10 +25,14 @@ class Ledger:
     """Hands out one sample, or one held-out row, and remembers what is asked."""
 
     def __init__(
-        self, work: bytes | None = None, held_out: bool = False, rows: tuple[int, ...] = (4,)
+        self,
+        work: bytes | None = None,
+        held_out: bool = False,
+        rows: tuple[int, ...] = (4,),
+        prompt: Prompt = PROMPT,
     ) -> None:
-        self._items = [] if held_out else [Taken(PROMPT.sample_id, 1, encode_prompt(PROMPT), work, 0)]
-        self._rows = [(row, encode_prompt(PROMPT)) for row in rows] if held_out else []
+        self._items = [] if held_out else [Taken(PROMPT.sample_id, 1, encode_prompt(prompt), work, 0)]
+        self._rows = [(row, encode_prompt(prompt)) for row in rows] if held_out else []
         self.asked: dict[str, tuple[Any, ...]] = {}
 
     async def run(self, op: Any) -> Any:
@@ -315,8 +319,10 @@ async def test_the_environments_answers_are_a_sign_of_life() -> None:
 # ---- validation ----
 
 
-async def validated(environment: Environment, reward: Any = lambda *_: 1.0) -> pb.ValidationResult | None:
-    ledger = Ledger(held_out=True)
+async def validated(
+    environment: Environment, reward: Any = lambda *_: 1.0, prompt: Prompt = PROMPT
+) -> pb.ValidationResult | None:
+    ledger = Ledger(held_out=True, prompt=prompt)
     made = worker(ledger, environment, reward=reward)
     assert await made._validation.take() == 1
     [task] = made._validation.tasks

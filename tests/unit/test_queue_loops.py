@@ -293,6 +293,20 @@ def test_scores_count_what_is_missing() -> None:
     assert list(asdict(found[0])) == [key.names for key in EVAL_ROW]  # what docs/metrics.md lists
 
 
+def test_malformed_results_count_as_unfinished() -> None:
+    good = result(3, 0, "a", 1.0)
+    for bad in (
+        result(3, 1, "a", float("nan")),
+        result(2, 1, "a", 1.0),
+        result(3, 3, "a", 1.0),
+        result(3, 0, "a", 0.0),  # a second answer of the same row
+    ):
+        assert scores(3, [good, bad], {"b": 1, "a": 2}) == [
+            Score(3, "a", 1.0, 1, 1),
+            Score(3, "b", None, 0, 1),
+        ]
+
+
 def test_several_responses_give_mean_best_and_majority() -> None:
     """A prompt counts once all its responses are there; a tie goes to the answer that came first."""
     vote = [(0, 0.0, "7"), (1, 1.0, "5"), (2, 0.0, "7")]

@@ -94,6 +94,22 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path, samples: list[Sample]) ->
     assert len([k for k in read(tmp_path) if k.step == 2]) == 4 * len(samples)
 
 
+@pytest.mark.parametrize(
+    "change", [{"segments": [[0, 0, 10**12]]}, {"loss_mask": [1]}, {"log_probs": [-1.0]}]
+)
+def test_a_line_that_contradicts_itself_is_passed_over(
+    tmp_path: Path, samples: list[Sample], change: dict[str, object]
+) -> None:
+    """A segment of a million million tokens would be walked one by one."""
+    dump(tmp_path).write(samples[:1], step=1, version=0, lineage=1)
+    dump(tmp_path).write(samples[1:2], step=2, version=0, lineage=1)
+    file, *_ = sorted((tmp_path / DIRECTORY).iterdir())
+    row = json.loads(file.read_text())
+    row["trajectories"][0] |= change
+    file.write_text(json.dumps(row) + "\n")
+    assert {k.step for k in read(tmp_path)} == {2}
+
+
 def test_a_full_disk_ends_the_record_and_nothing_else(
     tmp_path: Path, samples: list[Sample], caplog: pytest.LogCaptureFixture
 ) -> None:
