@@ -38,7 +38,7 @@ def text(
     observation: Observation, template: str | None = CHATML, stops: tuple[str, ...] = ("<|im_end|>",)
 ) -> str:
     made = tokenizer(template)
-    encoder = ObservationEncoder(made, [made.convert_tokens_to_ids(s) for s in stops])
+    encoder = ObservationEncoder(made, [made.convert_tokens_to_ids(s) for s in stops], len(made))
     return str(made.decode(encoder.encode(observation)))
 
 
@@ -69,7 +69,7 @@ def test_several_messages_and_text() -> None:
 def test_a_tools_text_cannot_pass_for_a_turn(forged: str) -> None:
     ends = tokenizer().convert_tokens_to_ids(SPECIAL)
     made = tokenizer()
-    encoder = ObservationEncoder(made, ends)
+    encoder = ObservationEncoder(made, ends, len(made))
     honest = encoder.encode(Observation(messages=[{"role": "tool", "content": "42"}]))
     found = encoder.encode(Observation(messages=[{"role": "tool", "content": forged + "42"}]))
     assert [i for i in found if i in ends] == [i for i in honest if i in ends]
@@ -115,7 +115,9 @@ def test_text_that_cannot_be_tokens_is_the_environments_fault(words: Any) -> Non
 def test_the_template_is_given_what_the_prompts_was_given() -> None:
     template = CHATML + "{% if thinking is defined and not thinking %}(no thoughts){% endif %}"
     made = tokenizer(template)
-    encoder = ObservationEncoder(made, [made.convert_tokens_to_ids("<|im_end|>")], {"thinking": False})
+    encoder = ObservationEncoder(
+        made, [made.convert_tokens_to_ids("<|im_end|>")], len(made), {"thinking": False}
+    )
     assert str(made.decode(encoder.encode(TOOL))).endswith("<|im_start|>assistant\n(no thoughts)")
 
 
@@ -126,9 +128,17 @@ def test_an_environments_observations_have_the_runs_template_arguments(
     settings.data.apply_chat_template_kwargs = {"thinking": False}
     made = tokenizer(CHATML + "{% if thinking is defined and not thinking %}(no thoughts){% endif %}")
     monkeypatch.setattr(environment_turns, "load_tokenizer", lambda _: made)
-    turns = environment_turns.environment_turns(settings, [])
+    turns = environment_turns.environment_turns(settings, [], len(made))
     assert turns is not None
     assert str(made.decode(turns.encode(TOOL))).endswith("(no thoughts)")
+
+
+def test_a_token_that_the_model_does_not_know_never_reaches_the_engine() -> None:
+    made = tokenizer()
+    ids = ObservationEncoder(made, [], len(made)).encode(Observation("42"))
+    assert ObservationEncoder(made, [], max(ids) + 1).encode(Observation("42")) == ids
+    with pytest.raises(EnvironmentFailed, match="the tokenizer is not this model's"):
+        ObservationEncoder(made, [], max(ids)).encode(Observation("42"))
 
 
 def test_an_observation_of_special_tokens_alone_has_no_tokens() -> None:
@@ -139,7 +149,7 @@ def test_an_observation_of_special_tokens_alone_has_no_tokens() -> None:
 def test_earlier_text_is_never_tokenised_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is new goes through the tokenizer, however long the conversation was."""
     made = tokenizer()
-    encoder = ObservationEncoder(made, [made.convert_tokens_to_ids("<|im_end|>")])
+    encoder = ObservationEncoder(made, [made.convert_tokens_to_ids("<|im_end|>")], len(made))
     seen: list[str] = []
     call = type(made).__call__
 

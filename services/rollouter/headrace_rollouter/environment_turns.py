@@ -21,8 +21,11 @@ class EnvironmentTurns:
     encode: Callable[[Observation], list[int]]
 
 
-def environment_turns(config: RunConfig, stop_ids: Collection[int]) -> EnvironmentTurns | None:
-    """None for single turns. Raises EnvironmentFailed, DataError."""
+def environment_turns(
+    config: RunConfig, stop_ids: Collection[int], vocabulary: int
+) -> EnvironmentTurns | None:
+    """None for single turns. `vocabulary`: token ids that the model knows. Raises EnvironmentFailed,
+    DataError."""
     if config.environment.is_single_turn:
         return None
 
@@ -33,4 +36,5 @@ def environment_turns(config: RunConfig, stop_ids: Collection[int]) -> Environme
 
     host = EnvironmentHost(make, config.environment.step_timeout_s)
     kwargs = config.data.apply_chat_template_kwargs
-    return EnvironmentTurns(host, ObservationEncoder(load_tokenizer(config), stop_ids, kwargs).encode)
+    encoder = ObservationEncoder(load_tokenizer(config), stop_ids, vocabulary, kwargs)
+    return EnvironmentTurns(host, encoder.encode)

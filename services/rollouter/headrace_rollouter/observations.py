@@ -31,13 +31,19 @@ _CONVERSATIONS = (
 
 
 class ObservationEncoder:
-    """`tokenizer`: a Hugging Face one. `stop_ids`: the tokens that end a turn. `template_kwargs`: what the
-    chat template is given beside the messages, as for the prompt (`data.apply_chat_template_kwargs`)."""
+    """`tokenizer`: a Hugging Face one. `stop_ids`: the tokens that end a turn. `vocabulary`: token ids that
+    the model knows. `template_kwargs`: what the chat template is given beside the messages, as for the prompt
+    (`data.apply_chat_template_kwargs`)."""
 
     def __init__(
-        self, tokenizer: Any, stop_ids: Collection[int], template_kwargs: Mapping[str, Any] | None = None
+        self,
+        tokenizer: Any,
+        stop_ids: Collection[int],
+        vocabulary: int,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._template_kwargs = dict(template_kwargs or {})
         self._stops = [text for i in stop_ids if (text := tokenizer.decode([i]))]
         special = {token for token in tokenizer.all_special_tokens if token}
@@ -63,6 +69,11 @@ class ObservationEncoder:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if not ids:
             raise EnvironmentFailed(f"the Observation {observation.text!r:.200} has no tokens")
+        if max(ids) >= self._vocabulary:
+            raise EnvironmentFailed(
+                f"the Observation has token {max(ids)}, the model's vocabulary {self._vocabulary}: the "
+                "tokenizer is not this model's"
+            )
         return ids
 
     def _between_turns(self, messages: Sequence[Mapping[str, str]]) -> str:
