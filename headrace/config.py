@@ -35,6 +35,14 @@ class ModelConfig(Section):
     """Longest prompt + response in tokens that the engine is built for; the sum of both limits when unset."""
     trust_remote_code: bool = False
     """Run Python code that the model directory brings along."""
+    enable_gradient_checkpointing: bool | None = None
+    """Keep one activation per layer and token, and compute the rest again in the backward pass: a third more
+    time, a tenth of the memory. Unset: for models of over 1 B parameters."""
+
+    def recomputes(self, parameters: int) -> bool:
+        """Whether a model of that many parameters computes its layers again in the backward pass."""
+        wanted = self.enable_gradient_checkpointing
+        return parameters > 10**9 if wanted is None else wanted
 
 
 class EngineConfig(Section):

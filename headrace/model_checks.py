@@ -41,6 +41,8 @@ def _architecture(config: RunConfig, path: Path, found: Checked) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from headrace.models.packed_model import check_reads_packed_rows
+
     trust = config.model.trust_remote_code
     try:
         settings = AutoConfig.from_pretrained(path, trust_remote_code=trust)
@@ -55,10 +57,11 @@ def _architecture(config: RunConfig, path: Path, found: Checked) -> None:
     found.facts["class"] = type(model).__name__
     found.facts["parameters"] = sum(p.numel() for p in parameters.values())
     names = [n for name, p in parameters.items() for n, _ in checkpoint_tensors(name, tuple(p.shape))]
-    try:
-        check_names(path, names)
-    except ValueError as error:
-        found.problems.append(str(error))
+    for check in (lambda: check_names(path, names), lambda: check_reads_packed_rows(model)):
+        try:
+            check()
+        except ValueError as error:
+            found.problems.append(str(error))
 
 
 def _engine(path: Path, found: Checked) -> None:

@@ -30,6 +30,9 @@ ENGINE_PROCESS_BYTES = 1300 * 10**6
 SERVICES_BYTES = 800 * 10**6
 """Queue service and coordinator together."""
 
+CHUNK_ELEMENTS = 2**26
+"""Logits that the language-model head makes at a time: 256 MiB in float32."""
+
 _LAYER = re.compile(r"\.(?:layers|h|blocks|block)\.(\d+)\.")
 
 
@@ -122,10 +125,24 @@ def layer_token_bytes(shape: ModelShape, itemsize: int) -> int:
     return norms + attention + 4 * itemsize * shape.intermediate
 
 
-def logits_token_bytes(shape: ModelShape, itemsize: int) -> int:
-    """Per token at the loss: logits in the compute dtype, and four float32 copies (scaled, probabilities, one
-    for the entropy, gradient)."""
-    return shape.vocabulary * (itemsize + 4 * 4)
+def activation_bytes(shape: ModelShape, itemsize: int, tokens: int, recompute: bool) -> int:
+    """Kept by all decoder layers for a micro-batch. A layer that is computed again keeps its input; what the
+    one at work needs comes on top."""
+    of_layer = tokens * layer_token_bytes(shape, itemsize)
+    if recompute:
+        return shape.layers * tokens * itemsize * shape.hidden + of_layer
+    return shape.layers * of_layer
+
+
+def head_bytes(shape: ModelShape, itemsize: int, tokens: int) -> int:
+    """At the loss: a chunk of logits in the compute dtype and four float32 copies of it, the float32 gradient
+    of the head's weights, and the states that it reads with their gradient."""
+    chunk = min(tokens * shape.vocabulary, max(CHUNK_ELEMENTS, shape.vocabulary))
+    return (
+        chunk * (itemsize + 4 * 4)
+        + 4 * shape.vocabulary * shape.hidden
+        + 2 * tokens * shape.hidden * itemsize
+    )
 
 
 def kv_token_bytes(shape: ModelShape, itemsize: int) -> int:
@@ -163,6 +180,7 @@ def rank_need(
     """One trainer rank at the peak of an update."""
     b, ranks, p = ITEMSIZE[c.model.dtype], c.world_size, policy.parameters
     tokens = c.actor.ppo_max_token_len_per_gpu
+    recompute = c.model.recomputes(p)
     device = [
         Part("master weights, float32", 4 * p // ranks),
         Part("gradients, float32", 4 * p // ranks),
@@ -170,9 +188,10 @@ def rank_need(
         Part("gathered parameters", _gathered(policy, b)),
         Part("gradient of a layer", 4 * max(policy.largest_layer, policy.root)),
         Part(
-            f"activations of {tokens} tokens",
-            tokens * (policy.layers * layer_token_bytes(policy, b) + logits_token_bytes(policy, b)),
+            f"activations of {tokens} tokens" + (", recomputed" if recompute else ""),
+            activation_bytes(policy, b, tokens, recompute),
         ),
+        Part("a chunk of logits, and the head's gradient", head_bytes(policy, b, tokens)),
     ]
     host = [Part("process", RANK_PROCESS_BYTES), Part("committed snapshot", b * p // ranks)]
     if c.recomputes_old:

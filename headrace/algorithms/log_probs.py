@@ -16,26 +16,23 @@ def safe_log_ratio(log_ratio: torch.Tensor) -> torch.Tensor:
 def token_log_probs(
     logits: torch.Tensor, token_ids: torch.Tensor, temperature: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log p(token) and entropy (no gradient) under softmax(logits / temperature).
+    """log p(token) and entropy under softmax(logits / temperature), both with gradient.
 
-    logits: (B, T, V); token_ids: (B, T), the token that each position predicts; temperature: (B,),
-    the one that sampled. Computed in float32, or in the dtype of more precise logits. Returns two tensors
-    (B, T).
+    logits: (..., V); token_ids: (...), the token that each position predicts; temperature: (...), the one
+    that sampled. Computed in float32, or in the dtype of more precise logits. Returns two tensors (...). A
+    logit of -inf is never sampled and adds nothing to the entropy.
     """
-    scaled = _scaled(logits, temperature)
-    normaliser = torch.logsumexp(scaled, dim=-1)
-    picked = scaled.gather(-1, token_ids[..., None]).squeeze(-1)
-    with torch.no_grad():
-        p = torch.softmax(scaled, dim=-1)
-        entropy = normaliser - (p * scaled).sum(-1)
-    return picked - normaliser, entropy
+    log_p = torch.log_softmax(_scaled(logits, temperature), -1)
+    picked = log_p.gather(-1, token_ids[..., None]).squeeze(-1)
+    entropy = -(log_p.exp() * log_p.masked_fill(torch.isneginf(log_p), 0.0)).sum(-1)
+    return picked, entropy
 
 
 def sum_pi_squared(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Sum over the vocabulary of squared probabilities, shapes as in `token_log_probs`. (B, T)."""
+    """Sum over the vocabulary of squared probabilities, shapes as in `token_log_probs`."""
     return torch.softmax(_scaled(logits, temperature), dim=-1).square().sum(-1)
 
 
 def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     dtype = torch.promote_types(torch.float32, logits.dtype)
-    return logits.to(dtype) / temperature[:, None, None].to(dtype)
+    return logits.to(dtype) / temperature[..., None].to(dtype)

@@ -216,29 +216,31 @@ def test_ess_is_a_share_and_ignores_a_common_factor(log_weights: list[float], sh
 def test_token_log_probs_are_those_of_the_tempered_distribution(temperatures: list[float]) -> None:
     torch.manual_seed(0)
     logits, ids = torch.randn(2, 5, 11) * 3, torch.randint(0, 11, (2, 5))
-    temperature = torch.tensor(temperatures)
+    temperature = torch.tensor(temperatures)[:, None]
     found, entropy = token_log_probs(logits, ids, temperature)
-    exact = torch.distributions.Categorical(logits=logits.double() / temperature.double()[:, None, None])
+    exact = torch.distributions.Categorical(logits=logits.double() / temperature.double()[..., None])
     torch.testing.assert_close(found.double(), exact.log_prob(ids), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(entropy.double(), exact.entropy(), rtol=1e-5, atol=1e-5)
 
 
-def test_token_log_probs_differentiate_and_entropy_does_not() -> None:
+def test_token_log_probs_and_entropy_differentiate() -> None:
     torch.manual_seed(1)
     logits = torch.randn(1, 3, 7, dtype=torch.float64, requires_grad=True)
-    ids, temperature = torch.tensor([[1, 4, 6]]), torch.tensor([0.7])
+    ids, temperature = torch.tensor([[1, 4, 6]]), torch.tensor([[0.7]])
     found, entropy = token_log_probs(logits, ids, temperature)
-    assert not entropy.requires_grad
-    found.sum().backward()
-    assert logits.grad is not None
     one_hot = torch.nn.functional.one_hot(ids, 7)
-    p = torch.softmax(logits.detach() / 0.7, -1)
-    torch.testing.assert_close(logits.grad, (one_hot - p) / 0.7, rtol=1e-5, atol=1e-6)
+    log_p = torch.log_softmax(logits.detach() / 0.7, -1)
+    p = log_p.exp()
+    (of_found,) = torch.autograd.grad(found.sum(), logits, retain_graph=True)
+    torch.testing.assert_close(of_found, (one_hot - p) / 0.7, rtol=1e-5, atol=1e-6)
+    (of_entropy,) = torch.autograd.grad(entropy.sum(), logits)
+    wanted = -p * (log_p + entropy.detach()[..., None]) / 0.7
+    torch.testing.assert_close(of_entropy, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_logits_are_computed_in_float32() -> None:
     logits = torch.tensor([[[20.0, 0.0, -20.0]]], dtype=torch.bfloat16)
-    found, entropy = token_log_probs(logits, torch.tensor([[2]]), torch.ones(1))
+    found, entropy = token_log_probs(logits, torch.tensor([[2]]), torch.ones(1, 1))
     assert found.dtype == entropy.dtype == torch.float32
     assert float(found) == pytest.approx(-40.0, abs=1e-4)
 
@@ -246,5 +248,5 @@ def test_half_precision_logits_are_computed_in_float32() -> None:
 def test_entropy_is_what_verl_computes() -> None:
     given_ = VECTORS["entropy"]
     logits = f64(given_["logits"])
-    _, entropy = token_log_probs(logits, torch.zeros(logits.shape[:2], dtype=torch.int64), torch.ones(2))
+    _, entropy = token_log_probs(logits, torch.zeros(logits.shape[:2], dtype=torch.int64), torch.ones(2, 1))
     torch.testing.assert_close(entropy.double(), f64(given_["token_entropy"]), rtol=1e-5, atol=1e-5)

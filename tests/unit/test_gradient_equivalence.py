@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from headrace.config import RunConfig
+from headrace.models.packed_model import install
 from headrace.net import free_port
 from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
 from headrace_trainer.optimize import Learnable
@@ -106,6 +107,13 @@ def build(kind: str) -> torch.nn.Module:
     return model
 
 
+def packed(kind: str) -> torch.nn.Module:
+    """As the trainer has it: it reads packed rows and scores tokens."""
+    model = build(kind)
+    install(model)
+    return model
+
+
 def still(model: torch.nn.Module) -> Learnable:
     """Steps change nothing: the gradients stay to be looked at."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -171,7 +179,7 @@ def _rank(rank: int, pipe: Connection, port: int, world: int, work: list[tuple[s
     models: dict[str, torch.nn.Module] = {}
     for kind, name, case in work:
         if kind not in models:
-            models[kind] = build(kind)
+            models[kind] = packed(kind)
             mesh = init_device_mesh("cpu", (world,))
             for layer in models[kind].model.layers:  # type: ignore[union-attr]
                 fully_shard(layer, mesh=mesh)
@@ -180,7 +188,7 @@ def _rank(rank: int, pipe: Connection, port: int, world: int, work: list[tuple[s
         (rows,) = with_advantages(config(case), [samples(kind, case.only_masked)])
         if case.poison is not None:
             rows[case.poison].advantages[:] = math.nan
-        updater = Updater(config(case), still(model), ranks, pad_id=0)
+        updater = Updater(config(case), still(model), ranks)
         sums = UpdateSums()
         stepped = updater.step([rows[i] for i in case.ranks[rank]], sums)
         outcome = Outcome(stepped, sums.grad_norms[0], ranks.sums(sums.vector()))

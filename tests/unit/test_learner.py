@@ -235,9 +235,9 @@ def test_own_estimator_and_loss_from_a_file(
 def test_recomputed_log_probs_are_those_of_the_window_start(ranks: Ranks, samples: list[Sample]) -> None:
     """After local updates: old is what the weights at the window's start say, and nothing else changes."""
     c = config(async_training={"use_rollout_log_probs": False})
-    model = equivalence.build("llama-tied").float()
+    model = equivalence.packed("llama-tied").float()
     part = learnable(model, c.actor.optim)
-    updater = Updater(c, part, ranks, pad_id=0)
+    updater = Updater(c, part, ranks)
     (rows,) = with_advantages(c, [samples], ranks)
     updater.begin_window()
     updater.recompute_old([rows])

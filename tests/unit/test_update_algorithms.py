@@ -27,8 +27,8 @@ def test_losses_that_read_the_behaviour_policy_are_known(
     for shift in (0.0, 0.2):
         weighted = {"rollout_correction": {"rollout_is": "token"}} if loss == "bypass_reinforce" else {}
         c = config(actor={"policy_loss": loss}, algorithm=weighted, **NEEDS.get(loss, {}))
-        model = equivalence.build("llama-tied")
-        updater = Updater(c, equivalence.still(model), ranks, pad_id=0)
+        model = equivalence.packed("llama-tied")
+        updater = Updater(c, equivalence.still(model), ranks)
         (rows,) = with_advantages(c, [samples], ranks)
         for row in rows:
             row.old_log_probs = row.trajectory.log_probs.astype("float64")
@@ -60,9 +60,9 @@ def test_the_entropy_bonus_raises_entropy(ranks: Ranks, samples: list[Sample]) -
         Sample(s.prompt, [with_reward(t, 0.5) for t in s.trajectories], s.owner, s.attempt) for s in samples
     ]
     c = config(actor={"entropy_coeff": 1.0})
-    model = equivalence.build("llama-tied").float()
+    model = equivalence.packed("llama-tied").float()
     part = learnable(model, c.actor.optim)
-    updater = Updater(c, part, ranks, pad_id=0)
+    updater = Updater(c, part, ranks)
     first, second = UpdateSums(), UpdateSums()
     (rows,) = with_advantages(c, [equal], ranks)
     assert all(not row.advantages.any() for row in rows)
@@ -94,8 +94,8 @@ def test_no_gradient_depends_on_the_cut(
             "kl_loss_coef": 0.1,
         }
         c = config(actor=actor, **NEEDS.get(loss, {}))
-        model = equivalence.build("llama-tied")
-        updater = Updater(c, equivalence.still(model), ranks, pad_id=0)
+        model = equivalence.packed("llama-tied")
+        updater = Updater(c, equivalence.still(model), ranks)
         (rows,) = with_advantages(c, [samples], ranks)
         for row in rows:
             row.ref_log_probs = row.trajectory.log_probs - 0.25
@@ -111,8 +111,8 @@ def test_the_effective_sample_size_sees_collapse_beyond_the_clamp(
     ranks: Ranks, samples: list[Sample]
 ) -> None:
     """Two tokens far off, one e^30 times as heavy as the other: one token counts, not two."""
-    model = equivalence.build("llama-tied")
-    updater = Updater(config(), equivalence.still(model), ranks, pad_id=0)
+    model = equivalence.packed("llama-tied")
+    updater = Updater(config(), equivalence.still(model), ranks)
     (rows,) = with_advantages(config(), [samples], ranks)
     hurt = next(row for row in rows if row.trajectory.loss_mask.sum() >= 2)
     first, second, *_ = np.flatnonzero(hurt.trajectory.loss_mask)

@@ -9,8 +9,8 @@ import torch
 
 from headrace.algorithms import kl, shaping, value_loss
 from headrace.algorithms.aggregation import Denominators, aggregate, count
-from headrace.algorithms.entropy import token_entropy
 from headrace.algorithms.importance_weights import effective_sample_size
+from headrace.algorithms.log_probs import token_log_probs
 from headrace.algorithms.masked import masked_mean
 from headrace.algorithms.policy_loss import (
     PolicyLossInput,
@@ -99,7 +99,9 @@ def value_loss_cases(v: Vectors, name: str) -> None:
 
 def entropy(v: Vectors, _: str) -> None:
     mask = v.tensor("entropy", "mask")
-    per_token = token_entropy(v.tensor("entropy", "logits"), mask)
+    logits = v.tensor("entropy", "logits")
+    ids = torch.zeros(logits.shape[:2], dtype=torch.int64)
+    _, per_token = token_log_probs(logits, ids, torch.ones(1, 1))
     v.compare(per_token, "entropy", "token_entropy", mask=mask)
     loss = aggregate("token-mean", per_token, mask, count(mask))
     v.compare(loss, "entropy", "entropy_loss_token_mean")

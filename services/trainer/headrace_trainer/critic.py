@@ -12,10 +12,13 @@ import torch
 from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.value_loss import clipped_value_loss
 from headrace.config import RunConfig
+from headrace.models.packed_model import PackedRow, attend_packed
+from headrace.models.token_scores import Question
 from headrace_trainer import heartbeat
 from headrace_trainer.optimize import Learnable, learnable
+from headrace_trainer.policy import recomputes
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.rows import Row, in_micro_batches, pad_rows
+from headrace_trainer.rows import Row, in_micro_batches, pack_rows
 from headrace_trainer.sharding import reshard, shard
 from headrace_trainer.sums import TokenSums, denominators
 
@@ -32,9 +35,9 @@ class ValueModel(torch.nn.Module):
         # The first advantages are then those of returns alone, not of noise.
         torch.nn.init.zeros_(self.value_head.weight)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """(B, T) ids and mask to (B, T) values: at t, of the state in which token t + 1 is chosen."""
-        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    def forward(self, row: PackedRow, question: Question) -> torch.Tensor:
+        """(N,) values: of the states in which the question's tokens are chosen."""
+        hidden = row.states(self.backbone)[question.positions]
         value: torch.Tensor = self.value_head(hidden).sum(-1)  # of one element: FSDP warns of views
         return value.to(torch.promote_types(torch.float32, value.dtype))
 
@@ -50,6 +53,7 @@ def load_value_model(config: RunConfig) -> ValueModel:
         trust_remote_code=config.model.trust_remote_code,
     )
     backbone.config.use_cache = False
+    attend_packed(backbone)
     return ValueModel(backbone, int(backbone.config.hidden_size))
 
 
@@ -68,11 +72,11 @@ class ValueSums(TokenSums):
 
 
 class Critic:
-    def __init__(self, config: RunConfig, model: torch.nn.Module, ranks: Ranks, pad_id: int) -> None:
+    def __init__(self, config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
-        self._pad_id = pad_id
-        self.part: Learnable = learnable(shard(model, config.model.dtype, ranks), config.critic.optim)
+        shard(model, config.model.dtype, ranks, recompute=recomputes(config, model))
+        self.part: Learnable = learnable(model, config.critic.optim)
 
     @property
     def _limit(self) -> int:
@@ -83,10 +87,10 @@ class Critic:
         model = self.part.model
         with torch.no_grad():
             for chosen in in_micro_batches(rows, self._limit, self._ranks):
-                batch = pad_rows(chosen, self._pad_id, self._ranks.device)
-                values = model(batch.input_ids, batch.attention_mask)
-                for number, row in enumerate(chosen):
-                    row.values = values[number, row.span].cpu().numpy()
+                batch = pack_rows(chosen, self._ranks.device)
+                found = batch.by_row(model(batch.packed, batch.question))
+                for row, values in zip(chosen, found, strict=False):
+                    row.values = values
         reshard(model)
 
     def step(self, rows: Sequence[Row], sums: ValueSums) -> bool:
@@ -95,8 +99,8 @@ class Critic:
         whole = denominators(rows, c.data.max_response_length, self._ranks)
         self.part.optimizer.zero_grad(set_to_none=True)
         for chosen in in_micro_batches(rows, self._limit, self._ranks):
-            batch = pad_rows(chosen, self._pad_id, self._ranks.device, self.part.dtype)
-            values = self.part.model(batch.input_ids, batch.attention_mask)
+            batch = pack_rows(chosen, self._ranks.device, self.part.dtype)
+            values = batch.on_grid(self.part.model(batch.packed, batch.question))
             per_token, clipped = clipped_value_loss(
                 values, batch.values, batch.returns, batch.mask, c.critic.cliprange_value
             )

@@ -55,18 +55,18 @@ class Learned:
 class Learner:
     """Policy, critic and reference of this rank. Every method is collective."""
 
-    def __init__(self, config: RunConfig, ranks: Ranks, pad_id: int = 0) -> None:
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
         self.model = load_policy(config, ranks)
         self.policy: Learnable = learnable(self.model, config.actor.optim)
-        self._updater = Updater(config, self.policy, ranks, pad_id)
+        self._updater = Updater(config, self.policy, ranks)
         self._critic: Critic | None = None
         if config.critic.enable:
-            self._critic = Critic(config, load_value_model(config), ranks, pad_id)
+            self._critic = Critic(config, load_value_model(config), ranks)
         self._reference: Reference | None = None
         if config.uses_reference:
-            self._reference = Reference(config, load_reference(config), ranks, pad_id)
+            self._reference = Reference(config, load_reference(config), ranks)
         self.kl_coef = config.algorithm.kl_ctrl.kl_coef
         self._updates = 0
 

@@ -48,16 +48,18 @@ def assign(items: Sequence[Item], ranks: int) -> list[list[Item]]:
 
 
 def micro_batches(lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """Indices of trajectories, cut so that (count x longest) stays within `limit` padded tokens.
-
-    Sorted by length first, and never together with one over twice as long, so that less than half is
-    padding. A trajectory longer than `limit` is alone.
+    """Indices of trajectories, cut so that their tokens stay within `limit`: longest first, each to the first
+    micro-batch with room. At most 11/9 of the fewest possible, and one (Johnson 1973). A trajectory longer
+    than `limit` is alone.
     """
     out: list[list[int]] = []
+    room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        longest = lengths[out[-1][0]] if out else 0
-        if out and (len(out[-1]) + 1) * longest <= limit and 2 * lengths[index] >= longest:
-            out[-1].append(index)
-        else:
-            out.append([index])
+        into = next((n for n, left in enumerate(room) if lengths[index] <= left), None)
+        if into is None:
+            into = len(out)
+            out.append([])
+            room.append(limit)
+        out[into].append(index)
+        room[into] -= lengths[index]
     return out

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from headrace.config import RunConfig
+from headrace.models.packed_model import install
 from headrace_trainer import heartbeat
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.sharding import shard
@@ -15,7 +16,13 @@ from headrace_trainer.sharding import shard
 def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
     """The model with float32 master weights, sharded over all ranks; computes in `model.dtype`."""
     torch.manual_seed(config.seed)
-    return shard(causal_lm(config, config.model.path, torch.float32), config.model.dtype, ranks)
+    model = causal_lm(config, config.model.path, torch.float32)
+    return shard(model, config.model.dtype, ranks, recompute=recomputes(config, model))
+
+
+def recomputes(config: RunConfig, model: torch.nn.Module) -> bool:
+    """Whether the layers of `model` are computed again in the backward pass."""
+    return config.model.recomputes(sum(p.numel() for p in model.parameters()))
 
 
 def causal_lm(config: RunConfig, path: str, dtype: torch.dtype) -> torch.nn.Module:
@@ -27,6 +34,7 @@ def causal_lm(config: RunConfig, path: str, dtype: torch.dtype) -> torch.nn.Modu
         path, dtype=dtype, trust_remote_code=config.model.trust_remote_code
     )
     model.config.use_cache = False  # type: ignore[union-attr]
+    install(model)
     return model
 
 

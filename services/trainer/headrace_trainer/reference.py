@@ -6,21 +6,20 @@ from collections.abc import Sequence
 
 import torch
 
-from headrace.algorithms.log_probs import token_log_probs
 from headrace.config import RunConfig
+from headrace.models.token_scores import TokenScores
 from headrace_trainer.policy import causal_lm
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.rows import Row, in_micro_batches, pad_rows
+from headrace_trainer.rows import Row, in_micro_batches, pack_rows
 from headrace_trainer.sharding import reshard, shard
 
 
 class Reference:
     """Holds its shards in the compute dtype: nothing ever trains them."""
 
-    def __init__(self, config: RunConfig, model: torch.nn.Module, ranks: Ranks, pad_id: int) -> None:
+    def __init__(self, config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> None:
         self._limit = config.actor.ppo_max_token_len_per_gpu
         self._ranks = ranks
-        self._pad_id = pad_id
         model.requires_grad_(False)
         self.model = shard(model, config.model.dtype, ranks, config.ref.param_offload)
 
@@ -28,11 +27,10 @@ class Reference:
         """Give every row its log-probs under the reference; all ranks together."""
         with torch.no_grad():
             for chosen in in_micro_batches(rows, self._limit, self._ranks):
-                batch = pad_rows(chosen, self._pad_id, self._ranks.device)
-                logits = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-                log_probs, _ = token_log_probs(logits, batch.targets, batch.temperature)
-                for number, row in enumerate(chosen):
-                    row.ref_log_probs = log_probs[number, row.span].cpu().numpy()
+                batch = pack_rows(chosen, self._ranks.device)
+                scores: TokenScores = self.model(batch.packed, batch.question)
+                for row, log_probs in zip(chosen, batch.by_row(scores.log_probs), strict=False):
+                    row.ref_log_probs = log_probs
         reshard(self.model)
 
 

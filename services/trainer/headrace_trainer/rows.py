@@ -1,4 +1,4 @@
-"""Trajectories with what the loss needs of them, and their padded tensors."""
+"""Trajectories with what the loss needs of them, and their tensors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.models.packed_model import PackedRow, pack
+from headrace.models.token_scores import Question
 from headrace.wire import Prompt, Sample, Trajectory
 from headrace_trainer import heartbeat
 from headrace_trainer.plan import micro_batches
@@ -94,11 +96,16 @@ def _behaviour_steps(t: Trajectory, clock: list[tuple[int, int]]) -> FloatArray:
 
 @dataclass
 class Rows:
-    """Padded on the right. Token tensors are (B, T); `targets[:, t]` is predicted by the logits at t."""
+    """A micro-batch: its trajectories packed for the model, and what belongs to their response tokens on a
+    grid of (B, R), padded on the right, for the losses."""
 
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    targets: torch.Tensor
+    packed: PackedRow
+    question: Question
+    """The N response tokens of all trajectories, in order."""
+    counts: list[int]
+    """Response tokens of each trajectory."""
+    cells: torch.Tensor
+    """(N,) where on the flattened grid each token is."""
     mask: torch.Tensor
     behaviour_log_probs: torch.Tensor
     old_log_probs: torch.Tensor
@@ -107,59 +114,61 @@ class Rows:
     values: torch.Tensor
     returns: torch.Tensor
     behaviour_steps: torch.Tensor
-    temperature: torch.Tensor
-    """(B,)"""
+
+    def on_grid(self, per_token: torch.Tensor) -> torch.Tensor:
+        """(N,) to (B, R), with 0 where there is no token."""
+        grid = per_token.new_zeros(self.mask.numel())
+        return grid.index_copy(0, self.cells, per_token).view(self.mask.shape)
+
+    def by_row(self, per_token: torch.Tensor) -> list[FloatArray]:
+        """(N,) on the device to an array per trajectory."""
+        return [part.numpy() for part in per_token.cpu().split(self.counts)]
 
 
-def pad_rows(
-    rows: Sequence[Row], pad_id: int, device: torch.device, dtype: torch.dtype = torch.float32
-) -> Rows:
-    """Prompt + response of each row. No rows give one row of padding that trains nothing: a rank that has
-    none left takes part in the collectives of a forward pass with it."""
-    shape = (max(1, len(rows)), max((row.tokens for row in rows), default=2))
-    ids, attention, targets = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
-    ids += pad_id
-    mask, behaviour, old, ref, advantages, values, returns, steps = (
-        torch.zeros(shape, dtype=dtype) for _ in range(8)
-    )
-    if not rows:
-        attention += 1
+def pack_rows(rows: Sequence[Row], device: torch.device, dtype: torch.dtype = torch.float32) -> Rows:
+    """Prompt and response of each row, one behind the other. No rows give two tokens that train nothing: a
+    rank that has none left takes part in the collectives of a forward pass with them."""
+    shape = (max(1, len(rows)), max((len(row.trajectory.token_ids) for row in rows), default=1))
+    sequences = [_token_ids(row) for row in rows] or [torch.zeros(2, dtype=torch.int64)]
+    grids = [torch.zeros(shape, dtype=dtype) for _ in range(8)]
+    positions, cells, temperatures = [], [], []
+    begin = 0
     for number, row in enumerate(rows):
-        t, span = row.trajectory, row.span
-        response = slice(span.start + 1, span.stop + 1)
-        ids[number, : response.start] = torch.from_numpy(row.prompt.token_ids.astype("int64"))
-        ids[number, response] = torch.from_numpy(t.token_ids.astype("int64"))
-        attention[number, : response.stop] = 1
-        targets[number, span] = ids[number, response]
+        t, count = row.trajectory, len(row.trajectory.token_ids)
+        positions.append(torch.arange(begin + row.span.start, begin + row.span.stop))
+        cells.append(torch.arange(count) + number * shape[1])
+        temperatures.append(torch.full((count,), t.temperature, dtype=dtype))
+        begin += row.tokens
         recomputed = row.old_log_probs if row.old_log_probs is not None else t.log_probs
-        for into, array in (
-            (mask, t.loss_mask),
-            (behaviour, t.log_probs),
-            (old, recomputed),
-            (ref, row.ref_log_probs),
-            (advantages, row.advantages),
-            (values, row.values),
-            (returns, row.returns),
-            (steps, row.behaviour_steps),
-        ):
+        arrays = (
+            t.loss_mask, t.log_probs, recomputed, row.ref_log_probs, row.advantages, row.values, row.returns,
+            row.behaviour_steps,
+        )  # fmt: skip
+        for grid, array in zip(grids, arrays, strict=True):
             if array is not None:
-                into[number, span] = torch.from_numpy(array.astype("float64")).to(dtype)
-    temperature = torch.ones(shape[0], dtype=dtype)
-    temperature[: len(rows)] = torch.tensor([row.trajectory.temperature for row in rows], dtype=dtype)
+                grid[number, :count] = torch.from_numpy(array.astype("float64")).to(dtype)
+    packed = pack(sequences, device)
+    where = torch.cat(positions or [torch.zeros(1, dtype=torch.int64)]).to(device)
     return Rows(
-        *(
-            x.to(device)
-            for x in (
-                ids, attention, targets, mask, behaviour, old, ref, advantages, values, returns, steps,
-                temperature,
-            )
-        )
-    )  # fmt: skip
+        packed,
+        Question(
+            where,
+            packed.input_ids[0][where + 1],
+            torch.cat(temperatures or [torch.ones(1, dtype=dtype)]).to(device),
+        ),
+        [len(row.trajectory.token_ids) for row in rows] or [1],
+        torch.cat(cells or [torch.zeros(1, dtype=torch.int64)]).to(device),
+        *(grid.to(device) for grid in grids),
+    )
+
+
+def _token_ids(row: Row) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([row.prompt.token_ids, row.trajectory.token_ids]).astype("int64"))
 
 
 def in_micro_batches(rows: Sequence[Row], limit: int, ranks: Ranks) -> Iterator[list[Row]]:
-    """This rank's micro-batches of at most `limit` padded tokens, then empty ones until the rank with the
-    most has had its last: equal numbers on all ranks, or the collectives inside a pass would hang."""
+    """This rank's micro-batches of at most `limit` tokens, then empty ones until the rank with the most has
+    had its last: equal numbers on all ranks, or the collectives inside a pass would hang."""
     cuts = micro_batches([row.tokens for row in rows], limit)
     for index in range(ranks.largest(len(cuts))):
         heartbeat.beat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,7 @@ import torch
 from headrace.algorithm_names import BYPASS_LOSSES, LOSS_SETTINGS
 from headrace.algorithms.aggregation import Denominators, aggregate
 from headrace.algorithms.decoupled import BehaviourFilter, approximate_proximal
-from headrace.algorithms.entropy import token_entropy
 from headrace.algorithms.kl import kl_penalty
-from headrace.algorithms.log_probs import sum_pi_squared, token_log_probs
 from headrace.algorithms.policy_loss import (
     PolicyLossInput,
     PolicyLossSettings,
@@ -26,9 +25,11 @@ from headrace.algorithms.policy_loss import (
 from headrace.algorithms.registry import load_module
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
 from headrace.config import ActorConfig, RunConfig
+from headrace.models.packed_model import pack
+from headrace.models.token_scores import Question, TokenScores
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.rows import Row, Rows, in_micro_batches, pad_rows
+from headrace_trainer.rows import Row, Rows, in_micro_batches, pack_rows
 from headrace_trainer.sharding import reshard
 from headrace_trainer.sums import TokenSums, denominators
 from headrace_trainer.window_start import WindowStart
@@ -90,13 +91,11 @@ class Updater:
         config: RunConfig,
         part: Learnable,
         ranks: Ranks,
-        pad_id: int,
     ) -> None:
         self._config = config
         self._part = part
         self._model = part.model
         self._ranks = ranks
-        self._pad_id = pad_id
         for module in config.algorithm.modules:
             load_module(module)
         actor = config.actor
@@ -118,17 +117,19 @@ class Updater:
         if self._window_start is not None:
             self._window_start.remember()
 
-    def _forward(self, batch: Rows) -> torch.Tensor:
-        """(B, T, V) logits."""
-        logits: torch.Tensor = self._model(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask
-        ).logits
-        return logits
+    def _scores(
+        self, batch: Rows, entropy_gradient: bool = False, sum_pi_squared: bool = False
+    ) -> TokenScores:
+        question = dataclasses.replace(
+            batch.question, entropy_gradient=entropy_gradient, sum_pi_squared=sum_pi_squared
+        )
+        found: TokenScores = self._model(batch.packed, question)
+        return found
 
     def _micro_batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], Rows]]:
-        """Cut to fit, padded; equally many on all ranks."""
+        """Cut to fit; equally many on all ranks."""
         for chosen in in_micro_batches(rows, self._config.actor.ppo_max_token_len_per_gpu, self._ranks):
-            yield chosen, pad_rows(chosen, self._pad_id, self._ranks.device, self._part.dtype)
+            yield chosen, pack_rows(chosen, self._ranks.device, self._part.dtype)
 
     def recompute_old(self, mini_batches: Sequence[Sequence[Row]]) -> None:
         """Give every row its log-probs under the weights at the start of the window; all ranks together."""
@@ -138,13 +139,12 @@ class Updater:
         rows = [row for mini in mini_batches for row in mini]
         with self._window_start.swapped_in():
             for chosen, batch in self._micro_batches(rows):
-                logits = self._forward(batch)
-                log_probs, _ = token_log_probs(logits, batch.targets, batch.temperature)
-                sums = sum_pi_squared(logits, batch.temperature) if squares else None
-                for number, row in enumerate(chosen):
-                    row.old_log_probs = log_probs[number, row.span].cpu().numpy()
-                    if sums is not None:
-                        row.sum_pi_squared = sums[number, row.span].cpu().numpy()
+                scores = self._scores(batch, sum_pi_squared=squares)
+                for row, log_probs in zip(chosen, batch.by_row(scores.log_probs), strict=False):
+                    row.old_log_probs = log_probs
+                if squares:
+                    for row, sums in zip(chosen, batch.by_row(scores.sum_pi_squared), strict=False):
+                        row.sum_pi_squared = sums
 
     def step(self, rows: Sequence[Row], sums: UpdateSums, optimizer_steps: int = 0) -> bool:
         """One optimizer step over this rank's `rows` of a mini-batch; all ranks together.
@@ -179,9 +179,9 @@ class Updater:
         self, rows: Sequence[Row], batch: Rows, whole: Denominators, sums: UpdateSums, optimizer_steps: int
     ) -> list[str]:
         """Forward and backward. Returns the samples of which something was not finite."""
-        logits = self._forward(batch)
-        log_probs, entropy = token_log_probs(logits, batch.targets, batch.temperature)
         actor = self._config.actor
+        scores = self._scores(batch, entropy_gradient=bool(actor.entropy_coeff))
+        log_probs, entropy = batch.on_grid(scores.log_probs), batch.on_grid(scores.entropy)
         mask, weights = batch.mask, None
         if actor.prox_logp_method != "recompute":
             batch.old_log_probs = approximate_proximal(
@@ -214,8 +214,7 @@ class Updater:
         # Divided by the original counts: what a loss rejects must not make the rest weigh more.
         loss = aggregate(self._aggregation, losses.per_token, losses.mask, whole)
         if actor.entropy_coeff:
-            scaled = logits.to(log_probs.dtype) / batch.temperature[:, None, None]
-            bonus = aggregate(self._aggregation, token_entropy(scaled, batch.mask), batch.mask, whole)
+            bonus = aggregate(self._aggregation, entropy, batch.mask, whole)
             loss = loss - actor.entropy_coeff * bonus
         finite = (
             torch.isfinite(losses.per_token) & torch.isfinite(log_probs) & torch.isfinite(batch.advantages)
@@ -230,7 +229,7 @@ class Updater:
         if offenders:
             loss = loss * math.nan  # reaches every rank through the norm, also where a clamp hid the cause
         loss.backward()
-        self._count(batch, log_probs.detach(), entropy, losses, sums)
+        self._count(batch, log_probs.detach(), entropy.detach(), losses, sums)
         return offenders
 
     def _count(
@@ -261,9 +260,11 @@ class Updater:
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         """log p(ids[i+1] | ids[:i+1]) at temperature 1, for every i; all ranks together, same `token_ids`."""
-        ids = torch.tensor([list(token_ids)], device=self._ranks.device)
+        ids = torch.tensor(list(token_ids))
+        where = torch.arange(len(ids) - 1, device=self._ranks.device)
+        row = pack([ids], self._ranks.device)
+        question = Question(where, row.input_ids[0, 1:], torch.ones_like(where, dtype=torch.float32))
         with torch.no_grad():
-            logits = self._model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1]
-            log_probs, _ = token_log_probs(logits, ids[:, 1:], torch.ones(1, device=self._ranks.device))
+            log_probs = self._model(row, question).log_probs
         reshard(self._model)  # the snapshot wants shards
-        return [float(x) for x in log_probs[0]]
+        return [float(x) for x in log_probs]
