@@ -355,6 +355,11 @@ class RunConfig(Section):
         """R*M: samples that one claim takes."""
         return self.async_training.require_batches * self.actor.ppo_mini_batch_size
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Of the whole run, when every sample is trained."""
+        return -(-self.rollout.total_rollout_steps // self.actor.ppo_mini_batch_size)
+
     @model_validator(mode="before")
     @classmethod
     def _mode_sets_parameters(cls, data: Any) -> Any:

@@ -16,6 +16,10 @@ class OptimConfig(Section):
     """Learning rate of AdamW after the warm-up."""
     lr_warmup_steps: int = Field(0, ge=0)
     """Optimizer steps in which the rate rises linearly."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls after the warm-up, until the run's last optimizer step."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Share of the rate that is left at the end of a linear or cosine schedule."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's moments."""
     eps: float = Field(1e-8, gt=0)
@@ -32,7 +36,7 @@ class ActorConfig(Section):
     ppo_mini_batch_size: int = Field(gt=0)
     """Samples (not trajectories) per optimizer step, over all ranks."""
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
-    """Padded tokens per micro-batch and rank; a batch is cut to fit."""
+    """Tokens per micro-batch and rank, prompts included; a batch is cut to fit."""
     policy_loss: str = "ppo"
     """Loss per token; docs/algorithms.md lists the names."""
     policy_loss_settings: dict[str, float] = {}

@@ -104,6 +104,10 @@ def _truncation(found: Any) -> Any:
     return "truncate_left" if found == "left" else found
 
 
+def _unset_is_zero(found: Any) -> Any:
+    return 0.0 if found is None else found
+
+
 def _steps(found: Any) -> Any:
     if isinstance(found, int) and found < 0:
         raise ValueError("leave it out, or count the optimizer steps of the warm-up")
@@ -133,7 +137,8 @@ _SAME_NAME = (
     "actor.ppo_mini_batch_size", "actor.ppo_max_token_len_per_gpu", "actor.clip_ratio_low",
     "actor.clip_ratio_high", "actor.clip_ratio_c", "actor.use_kl_loss", "actor.kl_loss_coef",
     "actor.kl_loss_type", "actor.loss_agg_mode", "actor.entropy_coeff", "actor.optim.lr",
-    "actor.optim.weight_decay", "actor.optim.betas", "critic.optim.lr", "critic.optim.weight_decay",
+    "actor.optim.weight_decay", "actor.optim.betas", "actor.optim.lr_scheduler_type",
+    "critic.optim.lr_scheduler_type", "critic.optim.lr", "critic.optim.weight_decay",
     "critic.optim.betas", "critic.cliprange_value", "critic.loss_agg_mode", "algorithm.adv_estimator",
     "algorithm.gamma", "algorithm.lam", "algorithm.use_kl_in_reward", "algorithm.kl_penalty",
     "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.horizon",
@@ -158,6 +163,9 @@ KEYS: dict[str, Meaning] = {
     "actor.grad_clip": Same("actor.optim.grad_clip"),
     "actor.optim.lr_warmup_steps": Same("actor.optim.lr_warmup_steps", _steps, "not -1"),
     "critic.optim.lr_warmup_steps": Same("critic.optim.lr_warmup_steps", _steps, "not -1"),
+    "actor.optim.warmup_style": Same("actor.optim.lr_scheduler_type"),
+    "actor.optim.min_lr_ratio": Same("actor.optim.min_lr_ratio", _unset_is_zero),
+    "critic.optim.min_lr_ratio": Same("critic.optim.min_lr_ratio", _unset_is_zero),
     "critic.grad_clip": Same("critic.optim.grad_clip"),
     "critic.model.path": Same("critic.path"),
     "critic.enable": Same(
@@ -243,8 +251,7 @@ KEYS: dict[str, Meaning] = {
     "critic.ppo_max_token_len_per_gpu": _MICRO,
     "actor.ppo_epochs": NoEffect("a sample is trained once", (1,), "set 1: samples are trained once"),
     "critic.ppo_epochs": NoEffect("a sample is trained once", (1,), "set 1: samples are trained once"),
-    "actor.optim.warmup_style": NoEffect("constant after the warm-up", ("constant",), "set constant"),
-    "actor.optim.lr_scheduler_type": NoEffect("constant after the warm-up", ("constant",), "set constant"),
+    "actor.optim.num_cycles": NoEffect("half a wave, from the full rate to the least", (0.5,), "set 0.5"),
     "actor.optim.lr_warmup_steps_ratio": NoEffect(
         "no warm-up by share", (0, 0.0), "count the steps in actor.optim.lr_warmup_steps"
     ),

@@ -236,7 +236,7 @@ def test_recomputed_log_probs_are_those_of_the_window_start(ranks: Ranks, sample
     """After local updates: old is what the weights at the window's start say, and nothing else changes."""
     c = config(async_training={"use_rollout_log_probs": False})
     model = equivalence.packed("llama-tied").float()
-    part = learnable(model, c.actor.optim)
+    part = learnable(model, c.actor.optim, c.optimizer_steps)
     updater = Updater(c, part, ranks)
     (rows,) = with_advantages(c, [samples], ranks)
     updater.begin_window()

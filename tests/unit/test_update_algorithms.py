@@ -61,7 +61,7 @@ def test_the_entropy_bonus_raises_entropy(ranks: Ranks, samples: list[Sample]) -
     ]
     c = config(actor={"entropy_coeff": 1.0})
     model = equivalence.packed("llama-tied").float()
-    part = learnable(model, c.actor.optim)
+    part = learnable(model, c.actor.optim, c.optimizer_steps)
     updater = Updater(c, part, ranks)
     first, second = UpdateSums(), UpdateSums()
     (rows,) = with_advantages(c, [equal], ranks)

@@ -76,7 +76,7 @@ class Critic:
         self._config = config
         self._ranks = ranks
         shard(model, config.model.dtype, ranks, recompute=recomputes(config, model))
-        self.part: Learnable = learnable(model, config.critic.optim)
+        self.part: Learnable = learnable(model, config.critic.optim, config.optimizer_steps)
 
     @property
     def _limit(self) -> int:

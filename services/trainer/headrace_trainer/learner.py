@@ -59,7 +59,7 @@ class Learner:
         self._config = config
         self._ranks = ranks
         self.model = load_policy(config, ranks)
-        self.policy: Learnable = learnable(self.model, config.actor.optim)
+        self.policy: Learnable = learnable(self.model, config.actor.optim, config.optimizer_steps)
         self._updater = Updater(config, self.policy, ranks)
         self._critic: Critic | None = None
         if config.critic.enable:

@@ -42,12 +42,22 @@ class Learnable:
         return total
 
 
-def learnable(model: torch.nn.Module, o: OptimConfig) -> Learnable:
-    """`model` under AdamW with a linear warm-up."""
+def learnable(model: torch.nn.Module, o: OptimConfig, total_steps: int) -> Learnable:
+    """`model` under AdamW with a warm-up and a schedule over `total_steps` optimizer steps."""
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay
+        model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay, fused=True
     )
-    warm_up = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / max(1, o.lr_warmup_steps))
-    )
-    return Learnable(model, optimizer, warm_up)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(o, step, total_steps))
+    return Learnable(model, optimizer, schedule)
+
+
+def rate_factor(o: OptimConfig, step: int, total_steps: int) -> float:
+    """Share of the learning rate in optimizer step `step`, counted from 0. What would be the step after the
+    last has the least."""
+    if step < o.lr_warmup_steps:
+        return (step + 1) / o.lr_warmup_steps
+    if o.lr_scheduler_type == "constant":
+        return 1.0
+    done = min(1.0, (step - o.lr_warmup_steps) / max(1, total_steps - o.lr_warmup_steps))
+    left = 1 - done if o.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return o.min_lr_ratio + (1 - o.min_lr_ratio) * left
