@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -19,6 +20,7 @@ from headrace_trainer.optimize import Learnable, learnable
 from headrace_trainer.policy import recomputes
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.rows import Row, in_micro_batches, pack_rows
+from headrace_trainer.sharded_loading import allocate, fill, without_weights
 from headrace_trainer.sharding import reshard, shard
 from headrace_trainer.sums import TokenSums, denominators
 
@@ -42,16 +44,15 @@ class ValueModel(torch.nn.Module):
         return value.to(torch.promote_types(torch.float32, value.dtype))
 
 
-def load_value_model(config: RunConfig) -> ValueModel:
-    """Float32 master weights, backbone from `critic.path` or the policy's."""
-    from transformers import AutoModel
+def value_model(config: RunConfig) -> ValueModel:
+    """Float32 master weights, backbone from `critic.path` or the policy's; still without the backbone's."""
+    from transformers import AutoConfig, AutoModel
 
     heartbeat.beat(heartbeat.LONG_S)
-    backbone = AutoModel.from_pretrained(
-        config.critic.path or config.model.path,
-        dtype=torch.float32,
-        trust_remote_code=config.model.trust_remote_code,
-    )
+    trust = config.model.trust_remote_code
+    settings = AutoConfig.from_pretrained(config.critic.path or config.model.path, trust_remote_code=trust)
+    with without_weights():
+        backbone = AutoModel.from_config(settings, dtype=torch.float32, trust_remote_code=trust)
     backbone.config.use_cache = False
     attend_packed(backbone)
     return ValueModel(backbone, int(backbone.config.hidden_size))
@@ -72,10 +73,14 @@ class ValueSums(TokenSums):
 
 
 class Critic:
-    def __init__(self, config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> None:
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
+        model = value_model(config)
         shard(model, config.model.dtype, ranks, recompute=recomputes(config, model))
+        allocate(model, ranks.device, ranks.device)
+        prefix = f"{model.backbone.base_model_prefix}."
+        fill(model.backbone, Path(config.critic.path or config.model.path), ranks.device, prefix=prefix)
         self.part: Learnable = learnable(model, config.critic.optim, config.optimizer_steps)
 
     @property

@@ -13,11 +13,11 @@ from headrace.algorithms.kl import AdaptiveKl
 from headrace.config import RunConfig
 from headrace.wire import Sample
 from headrace_trainer.advantages import BatchKl, fill_advantages
-from headrace_trainer.critic import Critic, ValueSums, load_value_model, value_metrics
+from headrace_trainer.critic import Critic, ValueSums, value_metrics
 from headrace_trainer.optimize import Learnable, learnable
 from headrace_trainer.policy import load_policy
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.reference import Reference, load_reference
+from headrace_trainer.reference import Reference
 from headrace_trainer.rows import Row, make_rows, mean_advantages
 from headrace_trainer.update import Updater, UpdateSums
 
@@ -63,10 +63,10 @@ class Learner:
         self._updater = Updater(config, self.policy, ranks)
         self._critic: Critic | None = None
         if config.critic.enable:
-            self._critic = Critic(config, load_value_model(config), ranks)
+            self._critic = Critic(config, ranks)
         self._reference: Reference | None = None
         if config.uses_reference:
-            self._reference = Reference(config, load_reference(config), ranks)
+            self._reference = Reference(config, ranks)
         self.kl_coef = config.algorithm.kl_ctrl.kl_coef
         self._updates = 0
 

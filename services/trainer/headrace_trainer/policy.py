@@ -10,6 +10,7 @@ from headrace.config import RunConfig
 from headrace.models.packed_model import install
 from headrace_trainer import heartbeat
 from headrace_trainer.ranks import Ranks
+from headrace_trainer.sharded_loading import fill, without_weights
 from headrace_trainer.sharding import shard
 
 
@@ -17,7 +18,9 @@ def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
     """The model with float32 master weights, sharded over all ranks; computes in `model.dtype`."""
     torch.manual_seed(config.seed)
     model = causal_lm(config, config.model.path, torch.float32)
-    return shard(model, config.model.dtype, ranks, recompute=recomputes(config, model))
+    shard(model, config.model.dtype, ranks, recompute=recomputes(config, model))
+    fill(model, Path(config.model.path), ranks.device)
+    return model
 
 
 def recomputes(config: RunConfig, model: torch.nn.Module) -> bool:
@@ -26,13 +29,16 @@ def recomputes(config: RunConfig, model: torch.nn.Module) -> bool:
 
 
 def causal_lm(config: RunConfig, path: str, dtype: torch.dtype) -> torch.nn.Module:
-    """A language model on this host, whole."""
-    from transformers import AutoModelForCausalLM
+    """A language model without weights that reads packed rows."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     heartbeat.beat(heartbeat.LONG_S)
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, trust_remote_code=config.model.trust_remote_code
-    )
+    trust = config.model.trust_remote_code
+    settings = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    with without_weights():
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(
+            settings, dtype=dtype, trust_remote_code=trust
+        )
     model.config.use_cache = False  # type: ignore[union-attr]
     install(model)
     return model

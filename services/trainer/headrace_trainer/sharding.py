@@ -19,15 +19,13 @@ _MIN_LAYER_NUMEL = 1_000_000
 def shard(
     model: torch.nn.Module, dtype: str, ranks: Ranks, offload: bool = False, recompute: bool = False
 ) -> torch.nn.Module:
-    """`model`, sharded over all ranks and computing in `dtype`.
+    """`model`, sharded over all ranks and computing in `dtype`; it may be without weights as yet.
 
     `offload` keeps the shards in host memory and brings each layer's to the device when it computes.
     `recompute` keeps the input of each decoder layer alone for the backward pass.
     """
     # Dropout would make the log-probs that engine and trainer are compared by, and every ratio, noisy.
     model.eval()
-    if not offload:
-        model.to(ranks.device)
     compute: torch.dtype = getattr(torch, dtype)
     options: dict[str, Any] = {"mesh": init_device_mesh(ranks.device.type, (ranks.world_size,))}
     if compute is not torch.float32:
