@@ -14,7 +14,7 @@ from headrace import run_identity
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
 from headrace.ledger import ops
-from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable, SyncLedger
+from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable, LedgerWentBack, SyncLedger
 
 log = logging.getLogger("headrace.startup")
 
@@ -33,6 +33,8 @@ class _Start:
     def waits(self, error: LedgerError) -> None:
         """After an attempt that has failed. Raises LedgerUnavailable when the time is up, and `error` itself
         when it will not pass."""
+        if isinstance(error, LedgerWentBack):
+            raise error
         if isinstance(error, LedgerUnavailable):
             what = f"an answer of Redis at {self._address}"
             mend = "check that the server runs, and that HEADRACE_REDIS_URL leads to it"
@@ -55,7 +57,7 @@ def _recognise(fingerprint: str, config: RunConfig) -> None:
 
 async def until_configured(ledger: AsyncLedger, config: RunConfig) -> None:
     """Until Redis is there and the queue service has set up the run. `ledger`: with `retry_s` 0, as the
-    repeating happens here. Raises LedgerUnavailable; ConfigError for another run."""
+    repeating happens here. Raises LedgerUnavailable, LedgerWentBack; ConfigError for another run."""
     start = _Start(config, ledger.address)
     while True:
         try:

@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from headrace import config_load, redis_url
 from headrace.cli import modes, options
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
+from headrace.ledger.marks import Marks
+from headrace.ledger_record import LedgerRecord
 from headrace.modes import describe, warnings
-from headrace.redis_connect import connect
-from headrace.runner import assets, preflight
+from headrace.runner import assets, ledger_claim, preflight
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RESUMED_FROM, RunInUseError, RunLayout, RunLock, checkpoint_at
 from headrace.runner.progress import make_display
@@ -124,14 +126,16 @@ def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None =
         if lock is not None and config.trainer.resume == "auto" and _already_complete(layout):
             return 0
         _check(config)
+        former = Marks()
         if lock is not None and config.trainer.resume == "never":
+            former = LedgerRecord(layout.root).marks
             aside = layout.move_aside()
             print(f"trainer.resume=never: the earlier run is now in {aside}", flush=True)
             lock.release()
             lock = None
         lock = lock or layout.lock()
         resume = resume_command(config_path, overrides, config, prometheus)
-        return _run_locked(config, layout, lock, resume, beside)
+        return _run_locked(config, layout, lock, resume, beside, former)
     finally:
         if lock is not None:
             lock.release()
@@ -149,10 +153,21 @@ def _check_resume(config: RunConfig, layout: RunLayout) -> None:
 
 
 def _run_locked(
-    config: RunConfig, layout: RunLayout, lock: RunLock, resume: str, prometheus: LocalPrometheus | None
+    config: RunConfig,
+    layout: RunLayout,
+    lock: RunLock,
+    resume: str,
+    prometheus: LocalPrometheus | None,
+    former: Marks,
 ) -> int:
+    """`former`: the ledger of a run that was here and has been moved aside."""
     continues = layout.requested.exists()
-    _claim_external_ledger(config, layout, continues)
+    record = LedgerRecord(layout.root)
+    if not continues:
+        if not record.marks.ledger:  # else an earlier start ended before anything was begun
+            record.keep(Marks(ledger=uuid.uuid4().hex))
+        if config.redis.url is not None:
+            ledger_claim.claim(config, layout.root, record.marks, former)
     (layout.checkpoints / RESUMED_FROM).unlink(missing_ok=True)  # a path is obeyed once for each asking
     with Signals() as signals:
         display = make_display(sys.stdout, f"headrace: {config.name}")
@@ -226,28 +241,3 @@ def resume_command(
     if prometheus is not None:
         kept += ["--prometheus", *([str(prometheus)] if prometheus else [])]
     return shlex.join(["headrace", "run", str(config_path), *kept])
-
-
-def _claim_external_ledger(config: RunConfig, layout: RunLayout, continues: bool) -> None:
-    """An external server may hold a ledger under this run's name that is not this directory's.
-
-    With trainer.resume=never it is deleted, else refused. Raises ConfigError.
-    """
-    if config.redis.url is None or continues:
-        return
-    prefix = f"headrace:{{{config.name}}}:"
-    with connect(config.redis.url, config.redis.connect_timeout_s) as client:
-        if not client.exists(prefix + "meta"):
-            return
-        shown = redis_url.masked(config.redis.url)
-        if config.trainer.resume != "never":
-            raise ConfigError(
-                [
-                    f"redis.url: {shown}: holds the ledger of another run called {config.name!r} "
-                    f"(nothing of it is in {layout.root}); choose another name, or trainer.resume=never "
-                    "to delete that ledger"
-                ]
-            )
-        for key in client.scan_iter(match=prefix + "*", count=1000):
-            client.unlink(key)
-        print(f"trainer.resume=never: deleted the earlier ledger of {config.name} at {shown}", flush=True)

@@ -4,7 +4,8 @@ Both clients send `EVALSHA` (and the text once, when the server does not know th
 same operation with back-off while the server cannot be reached: replies get lost, and every operation
 bears repetition (see `ops`). After `retry_s` seconds they raise `LedgerUnavailable`, which names the
 server by host and port and never shows a password. Everything but the waiting is shared.
-A server that refuses the password is not asked again: `LoginRefused`.
+A server that refuses the password is not asked again: `LoginRefused`. A ledger that is behind what this
+client has seen of it is never written to: `LedgerWentBack`.
 The deadline of one attempt is the Redis client's own socket timeout.
 """
 
@@ -25,8 +26,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MasterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.ledger import keys, ops, replies, scripts
+from headrace.ledger import keys, marks, ops, replies, scripts
 from headrace.ledger.keep import Keep
+from headrace.ledger.marks import Marks
 from headrace.ledger.ops import Op
 from headrace.redis_connect import LOGIN_REFUSED, login_refused
 
@@ -59,6 +61,13 @@ class LedgerUnavailable(LedgerError):
     """The server could not be reached for the whole retry time."""
 
 
+class LedgerWentBack(LedgerError):
+    """The server has less than it had acknowledged, or another ledger under the run's name: final."""
+
+
+_WENT_BACK = "HEADRACE the ledger went back: "
+
+
 def _address(kwargs: Mapping[str, Any]) -> str:
     if "path" in kwargs:
         return str(kwargs["path"])
@@ -72,7 +81,9 @@ class LoginRefused(LedgerError):
 class _Common:
     """What both clients share: the command, the run's key, the retry schedule, the errors."""
 
-    def __init__(self, pool: Any, run: str, retry_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, pool: Any, run: str, retry_s: float, clock: Callable[[], float], seen: Marks | None
+    ) -> None:
         if pool.connection_kwargs.get("decode_responses"):
             raise ValueError("the ledger needs a client with decode_responses=False: payloads are bytes")
         self.run_name = run
@@ -80,10 +91,17 @@ class _Common:
         self.retry_s = retry_s
         self._meta = keys.meta(run)
         self._clock = clock
+        self.seen = seen or Marks()
+        """How far the ledger was when it answered last."""
 
     def _call(self, op: Op[Any], full: bool) -> tuple[Any, ...]:
         head = ("EVAL", scripts.source(op.script)) if full else ("EVALSHA", scripts.sha(op.script))
-        return (*head, 1, self._meta, *op.args)
+        return (*head, 2, self._meta, keys.seen(self.run_name, self.seen.text()), *op.args)
+
+    def _heard(self, op: Op[T], raw: Any) -> T:
+        found, answer = raw
+        self.seen = self.seen.with_(marks.read(found))
+        return op.parse(answer)
 
     def _delay(self, op: Op[Any], attempt: int, started: float, error: Exception) -> float:
         """Seconds until the next attempt; raises when the time is up."""
@@ -105,6 +123,11 @@ class _Common:
         return LoginRefused(login_refused(self.address, error))
 
     def _refused(self, op: Op[Any], error: ResponseError) -> LedgerError:
+        _, went_back, found = str(error).partition(_WENT_BACK)
+        gone = "is not configured" in str(error) and self.seen.begun
+        if gone or went_back:
+            there = marks.read(found.split("/")) if found.strip("/") else None
+            return LedgerWentBack(marks.why_refused(self.run_name, self.address, self.seen, there))
         return LedgerError(f"{op.script} at {self.address}: {error}")
 
 
@@ -119,9 +142,11 @@ class SyncLedger(_Common):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         stopping: Callable[[], bool] = lambda: False,
+        seen: Marks | None = None,
     ) -> None:
-        """`stopping`: whether the process was told to stop; then an outage is waited for STOPPING_S only."""
-        super().__init__(client.connection_pool, run, retry_s, clock)
+        """`stopping`: whether the process was told to stop; then an outage is waited for STOPPING_S only.
+        `seen`: what is known of the ledger from before."""
+        super().__init__(client.connection_pool, run, retry_s, clock, seen)
         self.redis = client
         self._sleep = sleep
         self._stopping = stopping
@@ -150,7 +175,7 @@ class SyncLedger(_Common):
         while True:
             attempt += 1
             try:
-                return op.parse(self._send(op))
+                return self._heard(op, self._send(op))
             except LOGIN_REFUSED as error:
                 raise self._login_refused(error) from None
             except RETRYABLE as error:
@@ -180,9 +205,11 @@ class AsyncLedger(_Common):
         retry_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         waits_when_full: bool = False,
+        seen: Marks | None = None,
     ) -> None:
-        """`waits_when_full`: a server without memory left is waited for, however long it takes."""
-        super().__init__(client.connection_pool, run, retry_s, clock)
+        """`waits_when_full`: a server without memory left is waited for, however long it takes.
+        `seen`: what is known of the ledger from before."""
+        super().__init__(client.connection_pool, run, retry_s, clock, seen)
         self.redis = client
         self._waits_when_full = waits_when_full
         self._waiting = 0
@@ -197,7 +224,7 @@ class AsyncLedger(_Common):
         while True:
             attempt += 1
             try:
-                return op.parse(await self._send(op))
+                return self._heard(op, await self._send(op))
             except LOGIN_REFUSED as error:
                 raise self._login_refused(error) from None
             except RETRYABLE as error:

@@ -12,6 +12,11 @@ def meta(run: str) -> str:
     return prefix(run) + "meta"
 
 
+def seen(run: str, text: str) -> str:
+    """Names no key: it tells a script what its caller has seen (`marks`)."""
+    return prefix(run) + "seen:" + text
+
+
 def sample_id(issue: int) -> str:
     """Ten digits, so that ids sort in order of issue."""
     return f"{issue:010d}"

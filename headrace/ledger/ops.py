@@ -78,6 +78,18 @@ def fingerprint() -> Op[str]:
     return Op("fingerprint", (), _text)
 
 
+def alive() -> Op[r.Verdict]:
+    """A sign of life of a service that owns no samples; rollouters beat. Always ok."""
+    return Op("alive", (), _verdict)
+
+
+def delete(ledger: str, writes: int) -> Op[r.Verdict]:
+    """Every key of the run, in one step. ok | refused (it is another ledger, or something was written since:
+    whoever wrote lives). `ledger`, `writes`: as `marks` had them a while ago.
+    """
+    return Op("delete", (ledger, writes), _verdict)
+
+
 def open_term() -> Op[r.Term]:
     """A coordinator starts: the term grows and fences everything that older ones send."""
 

@@ -1,4 +1,5 @@
-"""Text and SHA-1 of each Lua script: the shared helpers, the check that the run exists, the transition.
+"""Text and SHA-1 of each Lua script: the shared helpers, the checks that the run exists and has not gone back
+from what the caller has seen, the transition, and the answer, which shows the caller how far the ledger is.
 
 Each script says in its first line whether it may run when the server's memory is used up. Those that bring
 bytes in may not, and are refused before their first write (without that line the server would refuse the
@@ -23,10 +24,10 @@ BRINGS_BYTES = ("issue", "finish", "park", "val_load", "val_finish")
 @functools.cache
 def source(name: str) -> str:
     flags = "" if name in BRINGS_BYTES else " flags=allow-oom"
-    parts = [f"#!lua{flags}", _file("_common")]
+    parts = [f"#!lua{flags}", _file("_common"), _file("_marks"), "local function operation()"]
     if name != "configure":
         parts.append(_file("_configured"))
-    return "\n".join([*parts, _file(name)])
+    return "\n".join([*parts, _file(name), "end", _file("_answer")])
 
 
 @functools.cache

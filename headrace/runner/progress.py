@@ -25,6 +25,7 @@ from rich.text import Text
 
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.ledger.marks import Marks
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect
 from headrace.runner.summary import duration, eval_rows, percent
@@ -80,6 +81,11 @@ class LedgerWatch:
             with contextlib.suppress(LedgerError, redis.RedisError, OSError):
                 self.stats = self._ledger.run(ops.stats())
             self._stopped.wait(_LEDGER_EVERY_S)
+
+    @property
+    def seen(self) -> Marks:
+        """How far the ledger was."""
+        return self._ledger.seen
 
     def close(self) -> None:
         self._stopped.set()

@@ -23,7 +23,8 @@ from headrace.config_load import ConfigError
 from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
-from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.ledger.client import LedgerError, LedgerWentBack, SyncLedger
+from headrace.ledger.marks import Marks
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect
 from headrace.runner import assets, preflight
@@ -258,8 +259,12 @@ class Session:
         return self._end("failed", failed.reason)
 
     def _end(self, status: str, reason: str | None) -> int:
-        """Read the ledger a last time, stop its server, write and show the summary."""
-        stats, report = self._last_reading()
+        """Read the ledger a last time, stop its server, write and show the summary.
+
+        A ledger that went back by then proves nothing: the run has failed, whatever its trainer says."""
+        stats, report, went_back = self._last_reading()
+        if went_back and status != "failed":
+            status, reason = "failed", went_back
         if self._supervisor is not None:
             self._supervisor.stop(["valkey"], self.config.services.stop_timeout_s)
         summary = summaries.build(
@@ -299,25 +304,29 @@ class Session:
             return f"next: correct what the log names, then continue with: {self.resume_command}"
         return f"next: continue with: {self.resume_command}"
 
-    def _last_reading(self) -> tuple[Stats | None, AuditReport | None]:
-        """The ledger's statistics and balance; what was read last when the server is gone already."""
+    def _last_reading(self) -> tuple[Stats | None, AuditReport | None, str]:
+        """The ledger's statistics and balance, what was read last when the server is gone already, and why
+        neither counts if the ledger went back."""
         seen = self._watch.stats if self._watch else None
+        marks = self._watch.seen if self._watch else Marks()
         if self._watch is not None:
             self._watch.close()
             self._watch = None
         if self._ends is None or self._supervisor is None:
-            return None, None
+            return None, None, ""
         valkey = self._supervisor.children.get("valkey")
         if valkey is not None and valkey.state is not State.READY:
-            return seen, None
+            return seen, None, ""
         try:
             with connect(self._ends.redis_url, timeout_s=10.0) as client:
-                seen = SyncLedger(client, self.config.name, retry_s=1.0).run(ops.stats())
-                return seen, audit(client, self.config.name)
+                seen = SyncLedger(client, self.config.name, retry_s=1.0, seen=marks).run(ops.stats())
+                return seen, audit(client, self.config.name), ""
+        except LedgerWentBack as error:
+            return seen, None, str(error)
         except (LedgerError, redis.RedisError, OSError) as error:
             if seen is not None:  # otherwise no ledger was ever begun
                 self.display.note(f"the ledger could not be read at the end: {error}")
-            return seen, None
+            return seen, None, ""
 
 
 def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:

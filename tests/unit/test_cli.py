@@ -6,10 +6,12 @@ samples into the real ledger, write the run's files, and do what HEADRACE_STANDI
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 import redis
 
 from headrace.cli.main import parse
+from headrace.ledger import SyncLedger, ops
 from headrace.runner.preflight import external_redis_problems
 from headrace.valkey_server import ValkeyServer, start_valkey
 from tests.unit.cli_desk import DEADLINE_S, Desk, wait_until
@@ -223,6 +226,26 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
         yield running
 
 
+@contextlib.contextmanager
+def alive(server: ValkeyServer, run: str) -> Iterator[None]:
+    """Somebody's service gives signs of life, as the real ones do."""
+    over = threading.Event()
+
+    def show() -> None:
+        with redis.Redis.from_url(server.url) as client:
+            ledger = SyncLedger(client, run)
+            while not over.wait(0.1):
+                ledger.run(ops.alive())
+
+    thread = threading.Thread(target=show)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_an_external_server_is_used_and_its_ledger_not_mixed_up(desk: Desk, server: ValkeyServer) -> None:
     code, output = desk.headrace("run", "run.yaml", f"redis.url={server.url}")
     assert code == 0, output
@@ -242,9 +265,19 @@ def test_an_external_server_is_used_and_its_ledger_not_mixed_up(desk: Desk, serv
     code, output = desk.headrace("run", "run.yaml", f"redis.url={server.url}")
     assert code == 2
     assert "holds the ledger of another run called 'x'" in output
-    code, output = desk.headrace("run", "run.yaml", f"redis.url={server.url}", "trainer.resume=never")
+    assert "choose another name with name=..." in output
+    assert "resume=never" not in output, "it may be somebody's who is not here"
+    anew = ("run", "run.yaml", f"redis.url={server.url}", "trainer.resume=never", "ledger.lease_s=0.5")
+    with alive(server, "x"):
+        code, output = desk.headrace(*anew)
+        assert (code, "another run called 'x' is on there" in output) == (2, True), output
+    code, output = desk.headrace(*anew)
     assert code == 0, output
+    assert "deleted the earlier ledger of x" in output
     assert "secret-password" not in output
+    desk.layout.move_aside()
+    code, output = desk.headrace("run", "run.yaml", f"redis.url={server.url}", "name=y")
+    assert code == 0, output
 
 
 def test_a_wrong_password_is_told_and_not_shown(desk: Desk, server: ValkeyServer) -> None:

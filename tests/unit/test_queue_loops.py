@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.endings import FINAL
-from headrace.ledger.client import LedgerError, LedgerUnavailable
+from headrace.ledger.client import LedgerError, LedgerUnavailable, LedgerWentBack
 from headrace.ledger.replies import ExpireReply, IssueReply, ValStatus, Verdict
 from headrace.run_log_keys import EVAL_ROW
 from headrace.v1.sample_pb2 import ValidationResult
@@ -72,11 +72,10 @@ async def test_a_mistake_ends_the_loop() -> None:
         await run_loop(Scripted(stop, KeyError("x"), None), Pulse(), stop)
 
 
-async def test_a_run_that_vanished_is_fatal() -> None:
+async def test_a_ledger_that_went_back_is_fatal() -> None:
     stop = asyncio.Event()
-    gone = LedgerError("stats at x:1: HEADRACE the run y is not configured in this server")
-    with pytest.raises(Fatal, match="the run is no longer there") as caught:
-        await run_loop(Scripted(stop, gone, None), Pulse(), stop)
+    with pytest.raises(Fatal, match="the ledger went back") as caught:
+        await run_loop(Scripted(stop, LedgerWentBack("the ledger went back"), None), Pulse(), stop)
     assert caught.value.code in FINAL
 
 
@@ -144,16 +143,6 @@ async def test_a_conflict_is_no_error() -> None:
         stats=make_stats(cursor=4, counts={"ready": 0}), issue=lambda cursor, *_: IssueReply("conflict", 6)
     )
     await Feeder(ledger, source(), total=90, max_ready=3).step()  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("then", [{"cursor": 4, "version": 3}, {"cursor": 5, "version": 2}])
-async def test_a_ledger_that_went_back_is_fatal(then: dict[str, int]) -> None:
-    ledger = FakeLedger(stats=make_stats(cursor=5, version=3, end_of_data=True))
-    feeder = Feeder(ledger, source(), total=5, max_ready=3)  # type: ignore[arg-type]
-    await feeder.step()
-    ledger.answers["stats"] = make_stats(**then, end_of_data=True)
-    with pytest.raises(Fatal, match="went back"):
-        await feeder.step()
 
 
 # -- janitor ------------------------------------------------------------------------------------------

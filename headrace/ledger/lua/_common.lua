@@ -4,7 +4,15 @@
 -- earlier writes, so nothing after the first write may fail.
 local META = KEYS[1]
 local PREFIX = string.sub(META, 1, -5)
-local call = redis.call
+local READS = {}
+for name in string.gmatch('EXISTS GET HEXISTS HGET HGETALL HKEYS HLEN HMGET HVALS SCAN SMEMBERS TIME XLEN XRANGE '
+  .. 'ZCARD ZRANGE ZRANGEBYSCORE ZSCORE', '%a+') do READS[name] = true end
+local wrote = false -- whether this call has changed anything
+
+local function call(name, ...)
+  if not READS[name] then wrote = true end
+  return redis.call(name, ...)
+end
 
 local function key(name) return PREFIX .. name end
 local function skey(id) return PREFIX .. 's:' .. id end

@@ -1,9 +1,9 @@
 """`headrace-queue --config FILE --host HOST --port PORT`: start the queue service.
 
 Environment: HEADRACE_REDIS_URL (otherwise redis.url of the configuration), HEADRACE_REDIS_PASSWORD (where the
-URL has none), HEADRACE_RUN_DIR (where `eval.jsonl` is written and checkpoints are looked for; optional),
-HEADRACE_TOKEN (for requests that change something). Exit codes: 0 after SIGTERM or SIGINT, otherwise those of
-`headrace.endings`.
+URL has none), HEADRACE_RUN_DIR (where `eval.jsonl` and `ledger.json` are written and checkpoints are looked
+for; optional), HEADRACE_TOKEN (for requests that change something). Exit codes: 0 after SIGTERM or SIGINT,
+otherwise those of `headrace.endings`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ import uvicorn
 from headrace import config_load, environment, logs
 from headrace.config import RunConfig
 from headrace.data.rows import DataError
-from headrace.endings import EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE, say_why
-from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable, LoginRefused
+from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE, say_why
+from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable, LedgerWentBack, LoginRefused
+from headrace.ledger_record import LedgerRecord
 from headrace.memory import needed_bytes
 from headrace.net import PortTaken, bound_socket
 from headrace_queue import startup
 from headrace_queue.app import HANG_S, Service, create_app
 from headrace_queue.feeder import Feeder, PromptSource
 from headrace_queue.janitor import Janitor
+from headrace_queue.keeper import Keeper
 from headrace_queue.loops import Fatal, Loop, Pulse, run_loop
 from headrace_queue.metrics import Memory, QueueCollector
 from headrace_queue.validation import EvalFile, ValidationReporter
@@ -83,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(error, EX_OSERR)
     except (config_load.ConfigError, DataError, LoginRefused) as error:
         _leave(error, EX_CONFIG)
+    except LedgerWentBack as error:
+        _leave(error, EX_BEYOND_REPAIR)
     except LedgerUnavailable as error:
         _leave(error, EX_UNAVAILABLE)
     except Exception as error:  # the last resort of a process: logged, and it ends with 1
@@ -117,7 +121,7 @@ async def serve(config: RunConfig, listener: socket.socket) -> None:
         await client.aclose()
 
 
-Loops = tuple[Feeder, Janitor, ValidationReporter]
+Loops = tuple[Feeder, Janitor, ValidationReporter, Keeper]
 
 
 async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
@@ -131,7 +135,14 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     source = PromptSource(data.train.rows, data.train.tokens, data.order, config.reward.needs_prompt)
     held_out = data.held_out
     print_ = startup.fingerprint(config, data)
-    patient = AsyncLedger(client, config.name, retry_s=config.redis.connect_timeout_s, waits_when_full=True)
+    record = LedgerRecord(run_dir)
+    patient = AsyncLedger(
+        client,
+        config.name,
+        retry_s=config.redis.connect_timeout_s,
+        waits_when_full=True,
+        seen=record.marks,
+    )
     await startup.configure(patient, config, print_)
     await startup.load_validation(
         patient, held_out.rows, held_out.tokens, config.val.n, config.reward.needs_prompt
@@ -140,19 +151,20 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     sizes = {"rows": len(source.rows), "held_out": len(held_out.rows), "max_ready": max_ready}
     log.info("data is ready", extra=sizes)
 
-    ledger = AsyncLedger(client, config.name, retry_s=LOOP_RETRY_S)
+    ledger = AsyncLedger(client, config.name, retry_s=LOOP_RETRY_S, seen=patient.seen)
     # `resume: never` lets a trainer start from nothing: it will want every prompt again.
     checkpoints = run_dir / "checkpoints" if run_dir and config.trainer.resume != "never" else None
     return (
         Feeder(ledger, source, config.rollout.total_rollout_steps, max_ready),
         Janitor(ledger, config.ledger.lease_s, checkpoints),
         ValidationReporter(ledger, [row.data_source for row in held_out.rows], eval_file, config.val.n),
+        Keeper(ledger, record),
     )
 
 
 def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -> Service:
     """What the API shows of the loops."""
-    feeder, janitor, reporter = loops
+    feeder, janitor, reporter, _ = loops
     pulses = {loop.name: Pulse() for loop in loops}
 
     def before_scrape(collector: QueueCollector) -> None:

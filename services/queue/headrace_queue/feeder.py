@@ -23,7 +23,6 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.reward.prompt import with_prompt
 from headrace.wire import Int32Array, Prompt, encode_prompt
-from headrace_queue.loops import ledger_went_back
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,6 @@ class Feeder:
         self._total = total
         self._max_ready = max_ready
         self._seen_cursor = 0
-        self._seen_version = -1
 
     @property
     def has_fed(self) -> bool:
@@ -93,7 +91,7 @@ class Feeder:
 
     async def step(self) -> float:
         stats = await self._ledger.run(ops.stats())
-        self._refuse_going_back(stats.cursor, stats.version)
+        self._seen_cursor = stats.cursor
         if stats.end_of_data:
             return IDLE_S
         count, last = next_issue(stats.counts["ready"], stats.cursor, self._max_ready, self._total)
@@ -111,10 +109,3 @@ class Feeder:
 
     def interrupted(self) -> None:
         """Nothing is kept between steps that an outage could make wrong."""
-
-    def _refuse_going_back(self, cursor: int, version: int) -> None:
-        if cursor < self._seen_cursor or version < self._seen_version:
-            raise ledger_went_back(
-                f"cursor {self._seen_cursor} -> {cursor}, policy version {self._seen_version} -> {version}"
-            )
-        self._seen_cursor, self._seen_version = cursor, version

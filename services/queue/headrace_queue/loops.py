@@ -20,7 +20,7 @@ from typing import Protocol
 import redis
 
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG
-from headrace.ledger.client import LedgerError, LedgerUnavailable, LoginRefused, passes
+from headrace.ledger.client import LedgerError, LedgerUnavailable, LedgerWentBack, LoginRefused, passes
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ _OUTAGE_ERRORS = (
     redis.exceptions.OutOfMemoryError,
     OSError,
 )
-_NOT_CONFIGURED = "is not configured in this server"
 
 
 class Fatal(Exception):
@@ -82,23 +81,14 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(error, _OUTAGE_ERRORS)
 
 
-def ledger_went_back(what: str) -> Fatal:
-    """Redis has less than it once acknowledged: what was trained on the rest cannot be undone."""
-    return Fatal(
-        f"the ledger went back: {what}. Redis lost acknowledged writes (no append-only file, or another "
-        "server without the run's data). Bring its data back, or start a new run under another name.",
-        EX_BEYOND_REPAIR,
-    )
-
-
 async def run_loop(loop: Loop, pulse: Pulse, stop: asyncio.Event) -> None:
     """Step until `stop` is set. Raises what a step raises, outages excepted."""
     while not stop.is_set():
         try:
             pause_s = await loop.step()
         except Exception as error:  # outages come as many kinds; everything else is raised on
-            if isinstance(error, LedgerError) and _NOT_CONFIGURED in str(error):
-                raise ledger_went_back("the run is no longer there") from error
+            if isinstance(error, LedgerWentBack):
+                raise Fatal(str(error), EX_BEYOND_REPAIR) from None
             if isinstance(error, LoginRefused):
                 raise Fatal(str(error), EX_CONFIG) from None
             if not is_outage(error):

@@ -31,10 +31,11 @@ from headrace.comm import CommunicatorError, nccl_version
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
-from headrace.endings import EX_CONFIG, EX_FAILED, EX_SOFTWARE, EX_UNAVAILABLE, say_why
+from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_SOFTWARE, EX_UNAVAILABLE, say_why
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
-from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused, SyncLedger
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LedgerWentBack, LoginRefused, SyncLedger
+from headrace.ledger_record import LedgerRecord
 from headrace.model_files import eos_token_ids, vocabulary_size
 from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect, connect_async
@@ -55,7 +56,7 @@ log = logging.getLogger("headrace.rollouter")
 
 _END_S = 10.0
 """What is left of a failed rollouter may take to end, before the process ends without it."""
-_UNDERSTOOD = (EngineFailed, Expelled, LedgerUnavailable, LoginRefused)
+_UNDERSTOOD = (EngineFailed, Expelled, LedgerUnavailable, LedgerWentBack, LoginRefused)
 
 
 class PartFailed(RuntimeError):
@@ -80,16 +81,21 @@ class Rollouter:
         scorer = build_scorer(config)
         await scorer.start()  # and a reward that cannot be loaded
         client = connect_async(environment.redis_url())
+        # An unreachable Redis shows before the engine loads.
+        found = AsyncLedger(
+            client, config.name, retry_s=0.0, seen=LedgerRecord(environment.run_dir_if_set()).marks
+        )
+        await until_configured(found, config)
         ledger = AsyncLedger(
             client,
             config.name,
             retry_s=config.redis.outage_timeout_s,
             waits_when_full=True,
+            seen=found.seen,
         )
-        # An unreachable Redis shows before the engine loads.
-        await until_configured(AsyncLedger(client, config.name, retry_s=0.0), config)
+        beats = connect(environment.redis_url(), config.ledger.lease_s / 3)
         self.beats = Beats(
-            SyncLedger(connect(environment.redis_url(), config.ledger.lease_s / 3), config.name, retry_s=0.0),
+            SyncLedger(beats, config.name, retry_s=0.0, seen=found.seen),
             self.incarnation,
             config.ledger.lease_s,
             config.redis.outage_timeout_s,
@@ -248,6 +254,7 @@ class Rollouter:
 
 _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (EX_UNAVAILABLE, (LedgerUnavailable,)),
+    (EX_BEYOND_REPAIR, (LedgerWentBack,)),
     (EX_SOFTWARE, (EngineFailed, Expelled, PartFailed, PortTaken)),
     (EX_CONFIG, (ConfigError, RewardError, EnvironmentFailed, CommunicatorError, LoginRefused, ValueError)),
 )

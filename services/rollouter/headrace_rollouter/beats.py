@@ -45,7 +45,8 @@ class Beats:
     async def run(self) -> None:
         """The event loop's part, once all is loaded: from now on it has to turn.
 
-        Raises what ended the thread: LedgerUnavailable after the longest outage, LoginRefused.
+        Raises what ended the thread: LedgerUnavailable after the longest outage, LoginRefused,
+        LedgerWentBack.
         """
         while not self._failure.done():
             self._turned_at = time.monotonic()

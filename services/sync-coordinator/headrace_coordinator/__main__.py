@@ -26,14 +26,15 @@ from prometheus_client import start_http_server
 from headrace import environment, logs, tls
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
-from headrace.endings import EX_CONFIG, EX_FAILED, EX_UNAVAILABLE, say_why
-from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LoginRefused
+from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_UNAVAILABLE, say_why
+from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LedgerWentBack, LoginRefused
+from headrace.ledger_record import LedgerRecord
 from headrace.redis_connect import connect_async
 from headrace.startup import until_configured
 from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.driver import Driver, Superseded
-from headrace_coordinator.login import watch_login
+from headrace_coordinator.ledger_watch import watch_ledger
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
 
@@ -51,9 +52,13 @@ async def serve(args: argparse.Namespace) -> int:
     seen = stamp_of(args.config)  # before it is read: what follows may take minutes
     config = load(args.config)
     client = connect_async(environment.redis_url(), config.redis.connect_timeout_s)
-    await until_configured(AsyncLedger(client, config.name, retry_s=0.0), config)
+    found = AsyncLedger(
+        client, config.name, retry_s=0.0, seen=LedgerRecord(environment.run_dir_if_set()).marks
+    )
+    await until_configured(found, config)
     await check_memory(config, client)
-    driver = Driver(config, AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s))
+    ledger = AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s, seen=found.seen)
+    driver = Driver(config, ledger)
     adviser = Adviser(config, driver.ledger, driver.notices.listen())
     followers = [adviser.follow]
     beside: dict[str, Callable[[], Awaitable[None]]] = {"advice": adviser.run}
@@ -98,16 +103,16 @@ async def serve(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     work = asyncio.create_task(driver.run())
-    login = asyncio.create_task(watch_login(driver.ledger))
+    watch = asyncio.create_task(watch_ledger(ledger))
     others = [asyncio.create_task(_for_ever(name, part)) for name, part in beside.items()]
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({work, login, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({work, watch, stopped}, return_when=asyncio.FIRST_COMPLETED)
     servicer.close()
     await server.stop(grace=1.0)
-    for task in (work, login):
+    for task in (work, watch):
         if task.done():
             task.result()  # neither ever returns: it failed, and the process starts anew
-    for task in (work, login, *others):
+    for task in (work, watch, *others):
         task.cancel()
     return 0
 
@@ -159,6 +164,9 @@ def main() -> None:
     except LoginRefused as error:
         say_why("coordinator", error)
         sys.exit(EX_CONFIG)
+    except LedgerWentBack as error:
+        say_why("coordinator", error)
+        sys.exit(EX_BEYOND_REPAIR)
     except Superseded as error:
         say_why("coordinator", error)
         sys.exit(EX_FAILED)

@@ -20,6 +20,7 @@ from headrace.config import RunConfig
 from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
+from headrace.ledger_record import LedgerRecord
 from headrace.model_files import vocabulary_size
 from headrace.net import interface_address
 from headrace.redis_connect import connect
@@ -35,6 +36,7 @@ from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped, refused
 from headrace_trainer.checkpoint import Checkpoints, Progress
 from headrace_trainer.launcher import STARTED
 from headrace_trainer.learner import Learned, Learner
+from headrace_trainer.ledger_watch import LedgerWatch
 from headrace_trainer.policy import export_model
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import Report
@@ -64,12 +66,15 @@ class Trainer:
         self.ranks = ranks
         self.run_dir = run_dir
         self._stop_file = stop_file
+        self.record = LedgerRecord(run_dir)
+        self._watch: LedgerWatch | None = None
         self.ledger = SyncLedger(
             connect(environment.redis_url()),
             config.name,
             retry_s=config.redis.outage_timeout_s,
             sleep=heartbeat.sleep,
             stopping=self._stopping,
+            seen=self.record.marks,
         )
         self.learner = Learner(config, ranks)
         self.checkpoints = Checkpoints(
@@ -114,7 +119,9 @@ class Trainer:
         self.rule.resumed(version + 1, kept)
         if self.ranks.is_first:
             self.trained_log = TrainedLog(self.run_dir)
-            self.trained_log.began(self.progress.lineage, self.progress.step)
+            self.trained_log.began(self.progress.lineage, self.progress.step, self.ledger.seen.ledger)
+            self.record.keep(self.ledger.seen)
+            self._watch = LedgerWatch(connect(environment.redis_url()), self.config.name, self.ledger.seen)
             self.report.began(self.progress.step)
         self.batches = Batches(
             self.config,
@@ -174,7 +181,8 @@ class Trainer:
         """Rank 0: a new lineage, and a ledger that agrees with the checkpoint. Returns its number, the
         committed version and the samples that it keeps of the one before."""
         heartbeat.beat(max(heartbeat.LONG_S, self.config.services.start_timeout_s))
-        wait_until_configured(SyncLedger(self.ledger.redis, self.config.name, retry_s=0.0), self.config)
+        impatient = SyncLedger(self.ledger.redis, self.config.name, retry_s=0.0, seen=self.record.marks)
+        wait_until_configured(impatient, self.config)
         expected = self.ledger.run(ops.stats()).lineage
         reply = self.ledger.run(ops.open_lineage(expected))
         if not reply.ok:
@@ -377,6 +385,7 @@ class Trainer:
         """Rank 0: the version that was committed, if it comes within a turn. Raises SyncFailed."""
         if self.sync is None:
             return None
+        self._check_ledger()
         heartbeat.beat()
         try:
             answer = self.sync.committed(_TURN_S)
@@ -391,6 +400,12 @@ class Trainer:
             limit, where = sync_limit_s(self.config), environment.coordinator()
             raise SyncFailed(f"the coordinator at {where} committed nothing in {limit:g} s")
         return None
+
+    def _check_ledger(self) -> None:
+        """Rank 0, wherever it may not have asked it for long. Raises LedgerWentBack."""
+        if self._watch is not None:
+            self._watch.check()
+        self.record.keep(self.ledger.seen)
 
     def _is_time_to_save(self) -> bool:
         t = self.config.trainer
@@ -449,7 +464,9 @@ class Trainer:
         if self.ranks.is_first:
             export_model(self.config, state, self.run_dir / "final")
             with self.ledger.unless_stopping():
-                self.ledger.run(ops.complete(self.progress.lineage))
+                verdict = self.ledger.run(ops.complete(self.progress.lineage))
+                if verdict != "ok":
+                    raise refused("that it is complete", verdict, self.progress.lineage)
         self.ranks.share(None)
         self.close()
         log.info("completed", extra={"step": self.progress.step, "version": self.progress.version})
@@ -473,6 +490,8 @@ class Trainer:
             self.sync.close()
         self.server.close()
         self.report.close()
+        if self._watch is not None:
+            self._watch.close()
         if self.trained_log is not None:
             self.trained_log.close()
 

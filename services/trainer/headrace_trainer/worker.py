@@ -15,7 +15,7 @@ from headrace import environment, logs
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config_load import ConfigError, load
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED, EX_UNAVAILABLE
-from headrace.ledger.client import AdoptError, LedgerUnavailable, LoginRefused
+from headrace.ledger.client import AdoptError, LedgerUnavailable, LedgerWentBack, LoginRefused
 from headrace.runner.in_cluster import leave_config
 from headrace_trainer import heartbeat, metrics, verdict
 from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
@@ -86,7 +86,9 @@ def exit_code(error: Exception) -> int | None:
     match error:
         case ConfigError() | CommunicatorError() | LoginRefused() | ValueError():
             return EX_CONFIG
-        case AdoptError() | Superseded() | RefillExhausted() | NothingTrained() | NotFinite():
+        case AdoptError() | LedgerWentBack():
+            return EX_BEYOND_REPAIR  # what the weights have seen and what the ledger says do not fit
+        case Superseded() | RefillExhausted() | NothingTrained() | NotFinite():
             return EX_BEYOND_REPAIR  # from the same checkpoint, with the same data, it would end here again
         case LedgerUnavailable():
             return EX_UNAVAILABLE

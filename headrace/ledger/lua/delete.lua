@@ -1,0 +1,15 @@
+-- ledger, writes: as they were read a while ago. Unless anything was written since, every key of the run goes at once.
+local ledger, writes = ARGV[1], ARGV[2]
+if #ARGV ~= 2 or not string.match(writes, '^%d+$') then
+  return redis.error_reply('HEADRACE refused: delete takes the id of a ledger and its number of writes')
+end
+if ledger ~= text('ledger') or tonumber(writes) ~= num('writes') then return { 'refused' } end
+local found, cursor = {}, '0'
+repeat
+  local page = call('SCAN', cursor, 'MATCH', PREFIX .. '*', 'COUNT', 10000)
+  cursor = page[1]
+  for _, name in ipairs(page[2]) do found[#found + 1] = name end
+until cursor == '0'
+for i = 1, #found, 1000 do call('UNLINK', unpack(found, i, math.min(i + 999, #found))) end
+wrote = false -- nothing is left in which it could be counted
+return { 'ok' }

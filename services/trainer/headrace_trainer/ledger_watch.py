@@ -1,0 +1,48 @@
+"""The trainer's eye on its ledger, and its sign of life there: an update may last for minutes in which rank 0
+asks Redis nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import redis
+
+from headrace.ledger import ops
+from headrace.ledger.client import LedgerUnavailable, LedgerWentBack, LoginRefused, SyncLedger
+from headrace.ledger.marks import Marks
+
+PERIOD_S = 1.0
+_CLOSE_S = 15.0
+
+
+class LedgerWatch:
+    """A thread, from its making until `close`."""
+
+    def __init__(self, client: redis.Redis, run: str, seen: Marks) -> None:
+        """`client`: for this alone; it is closed with the thread."""
+        self._ledger = SyncLedger(client, run, retry_s=0.0, seen=seen)
+        self._failure: LedgerWentBack | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ledger-watch", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises LedgerWentBack once that was seen."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._over.wait(PERIOD_S):
+            try:
+                # Outages and passwords are the matter of whoever needs Redis.
+                with contextlib.suppress(LedgerUnavailable, LoginRefused):
+                    self._ledger.run(ops.alive())
+            except LedgerWentBack as error:
+                self._failure = error
+                break
+        self._ledger.close()
