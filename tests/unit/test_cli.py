@@ -187,6 +187,15 @@ def test_a_second_ctrl_c_kills_at_once(desk: Desk) -> None:
     assert desk.summary()["status"] == "stopped"
 
 
+def test_a_run_whose_ledger_is_gone_at_the_end_has_failed(desk: Desk) -> None:
+    code, output = desk.headrace("run", "run.yaml", standin="flush")
+    assert code == 1, output
+    assert "ledger balanced" not in output
+    summary = desk.summary()
+    assert (summary["status"], summary["balanced"]) == ("failed", None)
+    assert "went back: it is not there any more" in summary["reason"]
+
+
 def test_nothing_survives_a_kill_of_the_runner_and_the_run_goes_on(desk: Desk) -> None:
     process = desk.start("run", "run.yaml", standin="wait")
     desk.wait_for_training()
@@ -275,9 +284,6 @@ def test_an_external_server_is_used_and_its_ledger_not_mixed_up(desk: Desk, serv
     assert code == 0, output
     assert "deleted the earlier ledger of x" in output
     assert "secret-password" not in output
-    desk.layout.move_aside()
-    code, output = desk.headrace("run", "run.yaml", f"redis.url={server.url}", "name=y")
-    assert code == 0, output
 
 
 def test_a_wrong_password_is_told_and_not_shown(desk: Desk, server: ValkeyServer) -> None:
