@@ -2,6 +2,7 @@
 
     config.yaml          resolved configuration, secrets masked; what the services read
     metrics.jsonl        one row per local update (trainer)
+    ledger.json          id of the run's ledger in Redis, and how far it was (runner, queue, trainer)
     trained.jsonl        which step trained which samples (trainer); what the audit compares the ledger with
     samples/             what was trained, token by token, bounded (trainer)
     tensorboard/, wandb/ the same rows for those who ask for them (trainer.logger)

@@ -19,7 +19,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.ledger import LedgerError, LedgerWentBack, SyncLedger, keys, ops
+from headrace.ledger import LedgerError, LedgerWentBack, SyncLedger, adopt, audit, keys, ops
 from headrace.ledger.marks import Marks, read, why_refused
 from headrace.valkey_server import start_valkey
 from tests.waiting import until
@@ -181,6 +181,23 @@ def test_the_sentence_says_what_went_back_and_what_to_do() -> None:
     last = why_refused("r", "h:1", seen, replace(seen, writes=899))
     assert "went back: writes 900 -> 899" in last
     assert "Give the same command again" in last
+
+
+def test_a_new_lineage_mends_the_loss_of_the_last_writes(valkey: redis.Redis) -> None:
+    """As of a server that syncs once a second: those who live end, and the next start goes on."""
+    valkey.flushall()
+    ledger = fill(valkey, RUN, 8)
+    before = dump(valkey)
+    taken = [*range(8)]
+    for number in taken[:3]:
+        assert ledger.run(ops.finish("a", keys.sample_id(number), 1, b"payload", 0, 0, 1)) == "ok"
+    put_back(valkey, before)
+    with pytest.raises(LedgerWentBack, match=r"went back: writes \d+ -> \d+\. .*Give the same command again"):
+        ledger.run(ops.stats())
+    again = SyncLedger(valkey, RUN, seen=ledger.seen.lasting)
+    assert again.run(ops.open_lineage(1)).ok
+    assert adopt(again, 2, {}).restarted == len(taken)
+    assert audit(valkey, RUN).balanced
 
 
 # -- deletion -------------------------------------------------------------------------------------

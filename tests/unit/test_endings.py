@@ -14,7 +14,7 @@ from headrace.cli import main as cli
 from headrace.comm import CommunicatorError
 from headrace.config_load import ConfigError
 from headrace.endings import FINAL, REASON_FILE, say_why
-from headrace.ledger.client import AdoptError, LedgerUnavailable, LoginRefused
+from headrace.ledger.client import AdoptError, LedgerUnavailable, LedgerWentBack, LoginRefused
 from headrace_rollouter.engine import EngineFailed
 from headrace_rollouter.failures import Failures
 from headrace_trainer import verdict
@@ -71,6 +71,7 @@ def test_ctrl_c_before_a_command_has_begun_is_no_traceback(monkeypatch: pytest.M
 def test_a_trainer_ends_for_good_where_a_restart_cannot_help() -> None:
     final = [
         *(ConfigError(["x"]), LoginRefused("x"), CommunicatorError("x"), ValueError("x"), AdoptError("x")),
+        LedgerWentBack("x"),
         *(RefillExhausted("x"), Superseded("x"), NothingTrained("x"), NotFinite("x")),
     ]
     passing = [LedgerUnavailable("x"), ClaimFailed("x"), SyncFailed("x"), SaveFailed("x")]

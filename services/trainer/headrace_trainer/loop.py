@@ -20,6 +20,7 @@ from headrace.config import RunConfig
 from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
+from headrace.ledger.marks import Marks
 from headrace.ledger_record import LedgerRecord
 from headrace.model_files import vocabulary_size
 from headrace.net import interface_address
@@ -181,7 +182,10 @@ class Trainer:
         """Rank 0: a new lineage, and a ledger that agrees with the checkpoint. Returns its number, the
         committed version and the samples that it keeps of the one before."""
         heartbeat.beat(max(heartbeat.LONG_S, self.config.services.start_timeout_s))
-        impatient = SyncLedger(self.ledger.redis, self.config.name, retry_s=0.0, seen=self.record.marks)
+        # A ledger that is behind the checkpoint is another one, or has lost what was committed before it.
+        saved = Marks(version=self.progress.version, lineage=self.progress.lineage)
+        self.ledger.seen = self.ledger.seen.with_(saved)
+        impatient = SyncLedger(self.ledger.redis, self.config.name, retry_s=0.0, seen=self.ledger.seen)
         wait_until_configured(impatient, self.config)
         expected = self.ledger.run(ops.stats()).lineage
         reply = self.ledger.run(ops.open_lineage(expected))
