@@ -17,6 +17,7 @@ from headrace.data.feed_order import prompt_at
 from headrace.endings import EX_BEYOND_REPAIR
 from headrace.ledger import audit, ops
 from headrace.ledger.replies import TakeStatus, Verdict
+from headrace.ledger_record import LedgerRecord
 from headrace.v1.sample_pb2 import ValidationResult
 from headrace.valkey_server import ValkeyServer, start_valkey
 from headrace.wire import decode_prompt
@@ -195,8 +196,12 @@ def test_killed_and_started_again_every_prompt_is_issued_once(make_queue: Callab
     assert queue.stats()["cursor"] == total
 
 
-def test_an_outage_of_redis_is_lived_through(make_queue: Callable[..., Queue], tmp_path: Path) -> None:
-    with start_valkey(tmp_path / "own", "secret", None) as server:
+def test_an_outage_of_redis_is_lived_through_and_an_older_file_is_not(
+    make_queue: Callable[..., Queue], tmp_path: Path
+) -> None:
+    files, older, newer = (tmp_path / name for name in ("own", "before", "after"))
+    server = start_valkey(files, "secret")
+    try:
         queue = make_queue("outage", server).up()
         with queue.beating("alive"):
             version = queue.commit(["alive"])
@@ -207,51 +212,33 @@ def test_an_outage_of_redis_is_lived_through(make_queue: Callable[..., Queue], t
             assert queue.http.get("/stats").status_code == 503
             assert "headrace_queue_redis_up 0.0" in queue.http.get("/metrics").text
             until(lambda: queue.log().count("loop interrupted") == 4, "all loops to notice, each once")
+            shutil.copytree(files, older)
 
-            with start_valkey(tmp_path / "own", "secret", server.port):
-                until(lambda: queue.log().count("loop goes on") == 4, "all loops to go on")
-                until(lambda: queue.http.get("/readyz").status_code == 200, "the service to be ready again")
-                queue.take("alive", version, 16)
-                until(lambda: queue.stats()["counts"]["ready"] == 6, "the feeder to refill")
-                assert queue.stats()["members"] == {"alive": version}
-                assert queue.stats()["in_flight_by_owner"] == {"alive": 20}
-                assert audit(queue.ledger.redis, "outage").balanced
-                assert queue.end(signal.SIGTERM, 5.0) == 0
+            server = start_valkey(files, "secret", server.port)
+            until(lambda: queue.log().count("loop goes on") == 4, "all loops to go on")
+            until(lambda: queue.http.get("/readyz").status_code == 200, "the service to be ready again")
+            queue.take("alive", version, 16)
+            until(lambda: queue.stats()["counts"]["ready"] == 6, "the feeder to refill")
+            assert queue.stats()["members"] == {"alive": version}
+            assert queue.stats()["in_flight_by_owner"] == {"alive": 20}
+            assert audit(queue.ledger.redis, "outage").balanced
 
-
-def test_an_older_file_is_refused_under_a_run_and_between_two_starts(
-    make_queue: Callable[..., Queue], tmp_path: Path
-) -> None:
-    files, older, newer = (tmp_path / name for name in ("own", "before", "after"))
-    server = start_valkey(files, "secret")
-    try:
-        queue = make_queue("older", server).up()
-        queue.commit(["somebody"])
-        server.stop()
-        shutil.copytree(files, older)
-        server = start_valkey(files, "secret", server.port)
-        queue.commit(["somebody"])
-
-        def noted() -> bool:
-            return bool(json.loads((queue.folder / "ledger.json").read_text())["version"] == 1)
-
-        until(noted, "the run's directory to know of version 1")
+        # An older append-only file, under the run and between two starts of it.
+        until(lambda: LedgerRecord(queue.folder).marks.cursor == 26, "the run's directory to know of it")
         assert queue.process is not None
-        assert queue.process.poll() is None, "a restart of the server with its data is no fault"
         server.stop()
         files.rename(newer)
         older.rename(files)
         server = start_valkey(files, "secret", server.port)
-        for code in (queue.process.wait(30), queue.exit_code()):
+        for code in (queue.process.wait(60), queue.exit_code()):
             assert code == EX_BEYOND_REPAIR
-            assert "went back: policy version 1 -> 0" in queue.log().splitlines()[-1]
+            assert "went back: samples issued 26 -> " in queue.log().splitlines()[-1]
 
         # What the sentence advises.
         server.stop()
         shutil.rmtree(files)
         newer.rename(files)
         server = start_valkey(files, "secret", server.port)
-        queue.ledger.redis.connection_pool.disconnect()
         queue.up()
         assert queue.end(signal.SIGTERM, 5.0) == 0
     finally:
