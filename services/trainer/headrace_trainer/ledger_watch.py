@@ -6,22 +6,21 @@ from __future__ import annotations
 import contextlib
 import threading
 
-import redis
-
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerUnavailable, LedgerWentBack, LoginRefused, SyncLedger
 from headrace.ledger.marks import Marks
+from headrace.redis_connect import connect
 
 PERIOD_S = 1.0
-_CLOSE_S = 15.0
+_TIMEOUT_S = 2.0
+"""Of one call: the end of the trainer waits for it."""
 
 
 class LedgerWatch:
     """A thread, from its making until `close`."""
 
-    def __init__(self, client: redis.Redis, run: str, seen: Marks) -> None:
-        """`client`: for this alone; it is closed with the thread."""
-        self._ledger = SyncLedger(client, run, retry_s=0.0, seen=seen)
+    def __init__(self, url: str, run: str, seen: Marks) -> None:
+        self._ledger = SyncLedger(connect(url, _TIMEOUT_S), run, retry_s=0.0, seen=seen)
         self._failure: LedgerWentBack | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ledger-watch", daemon=True)
@@ -34,7 +33,7 @@ class LedgerWatch:
 
     def close(self) -> None:
         self._over.set()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(2 * _TIMEOUT_S + PERIOD_S)
 
     def _run(self) -> None:
         while not self._over.wait(PERIOD_S):

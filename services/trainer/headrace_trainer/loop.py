@@ -122,7 +122,7 @@ class Trainer:
             self.trained_log = TrainedLog(self.run_dir)
             self.trained_log.began(self.progress.lineage, self.progress.step, self.ledger.seen.ledger)
             self.record.keep(self.ledger.seen)
-            self._watch = LedgerWatch(connect(environment.redis_url()), self.config.name, self.ledger.seen)
+            self._watch = LedgerWatch(environment.redis_url(), self.config.name, self.ledger.seen)
             self.report.began(self.progress.step)
         self.batches = Batches(
             self.config,
