@@ -100,7 +100,7 @@ class _Common:
 
     def _heard(self, op: Op[T], raw: Any) -> T:
         found, answer = raw
-        self.seen = self.seen.with_(marks.read(found))
+        self.seen = self.seen.with_(marks.read(found.decode()))
         return op.parse(answer)
 
     def _delay(self, op: Op[Any], attempt: int, started: float, error: Exception) -> float:
@@ -126,7 +126,7 @@ class _Common:
         _, went_back, found = str(error).partition(_WENT_BACK)
         gone = "is not configured" in str(error) and self.seen.begun
         if gone or went_back:
-            there = marks.read(found.split("/")) if found.strip("/") else None
+            there = marks.read(found) if found.strip("/") else None
             return LedgerWentBack(marks.why_refused(self.run_name, self.address, self.seen, there))
         return LedgerError(f"{op.script} at {self.address}: {error}")
 

@@ -9,7 +9,6 @@ sees it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 
@@ -33,7 +32,7 @@ class Marks:
     @property
     def begun(self) -> bool:
         """Whether anything was seen that a ledger which was just made does not have."""
-        return self.growing != Marks().growing
+        return self.growing != _FIRST
 
     @property
     def growing(self) -> tuple[int, ...]:
@@ -53,10 +52,13 @@ class Marks:
         return "/".join([self.ledger, *map(str, self.growing)])
 
 
-def read(values: Sequence[bytes | str]) -> Marks:
+_FIRST = Marks().growing
+
+
+def read(text: str) -> Marks:
     """Of what a script shows; an empty value is one that the ledger does not have."""
-    ledger, *numbers = [v.decode() if isinstance(v, bytes) else v for v in values]
-    return Marks(ledger, *(int(n) if n else first for n, first in zip(numbers, Marks().growing, strict=True)))
+    ledger, *numbers = text.split("/")
+    return Marks(ledger, *(int(n) if n else first for n, first in zip(numbers, _FIRST, strict=True)))
 
 
 def why_refused(run: str, address: str, seen: Marks, found: Marks | None) -> str:

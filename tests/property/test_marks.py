@@ -40,7 +40,7 @@ def put_back(client: redis.Redis, state: State) -> None:
 
 def there(client: redis.Redis) -> Marks:
     found = client.hmget(keys.meta(RUN), "ledger", "version", "lineage", "cursor", "term", "writes")
-    return read([value or b"" for value in found])  # type: ignore[union-attr]
+    return read("/".join((value or b"").decode() for value in found))  # type: ignore[union-attr]
 
 
 def configured(client: redis.Redis, run: str = RUN, seen: Marks | None = None) -> SyncLedger:

@@ -1,34 +1,39 @@
 -- What only grows in a ledger (`headrace/ledger/marks.py`): a caller says what it has seen, and is told what there is.
 -- KEYS[2], where there is one, is PREFIX, 'seen:' and the marks, with '/' between them: arguments are the operation's.
+local SEEN = KEYS[2] and string.sub(KEYS[2], #PREFIX + 6)
+
 local function marks()
   local values = redis.call('HMGET', META, 'ledger', 'version', 'lineage', 'cursor', 'term', 'writes')
-  for i = 1, #values do values[i] = values[i] or '' end
-  return values
+  for i = 1, 6 do values[i] = values[i] or '' end
+  return table.concat(values, '/')
 end
 
-local SEEN
-if KEYS[2] then
-  SEEN = {}
-  for mark in string.gmatch(string.sub(KEYS[2], #PREFIX + 6) .. '/', '([^/]*)/') do SEEN[#SEEN + 1] = mark end
+-- The ledger's id, and the numbers as a list.
+local function split(text)
+  local id, numbers = string.match(text, '^[^/]*'), {}
+  for number in string.gmatch(text, '/([^/]*)') do numbers[#numbers + 1] = tonumber(number) or 0 end
+  return id, numbers
 end
 
 -- Whether the caller has seen more than a ledger that was just made.
 local function saw_it_begin()
-  return SEEN and (tonumber(SEEN[2]) > -1 or tonumber(SEEN[3]) > 0 or tonumber(SEEN[4]) > 0
-    or tonumber(SEEN[5]) > 0 or tonumber(SEEN[6]) > 0)
+  if not SEEN then return false end
+  local _, seen = split(SEEN)
+  return seen[1] > -1 or seen[2] > 0 or seen[3] > 0 or seen[4] > 0 or seen[5] > 0
 end
 
-local function went_back()
-  return redis.error_reply('HEADRACE the ledger went back: ' .. table.concat(marks(), '/'))
-end
+local function went_back() return redis.error_reply('HEADRACE the ledger went back: ' .. marks()) end
 
 -- Whether this is not the ledger that the caller has seen, or an older state of it.
 local function is_behind()
   if not SEEN then return false end
-  local there = marks()
-  if SEEN[1] ~= '' and SEEN[1] ~= there[1] then return true end
-  for i = 2, #there do
-    if (tonumber(there[i]) or 0) < tonumber(SEEN[i]) then return true end
+  local now = marks()
+  if SEEN == now then return false end
+  local seen_id, seen = split(SEEN)
+  local id, there = split(now)
+  if seen_id ~= '' and seen_id ~= id then return true end
+  for i = 1, 5 do
+    if there[i] < seen[i] then return true end
   end
   return false
 end
