@@ -26,9 +26,8 @@ class TrainedLog:
         if self._file.tell() and self._ends_in_the_middle():
             self._file.write(b"\n")  # a row that was cut off stays alone
 
-    def began(self, lineage: int, from_step: int, ledger: str = "") -> None:
-        """`ledger`: id of the one in Redis that knows this lineage."""
-        self._write({"lineage": lineage, "from_step": from_step, "ledger": ledger})
+    def began(self, lineage: int, from_step: int) -> None:
+        self._write({"lineage": lineage, "from_step": from_step})
 
     def trained(self, lineage: int, step: int, ids: Sequence[str]) -> None:
         self._write({"lineage": lineage, "step": step, "ids": list(ids)})

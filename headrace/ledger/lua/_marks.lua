@@ -1,6 +1,6 @@
 -- What only grows in a ledger (`headrace/ledger/marks.py`): a caller says what it has seen, and is told what there is.
 -- KEYS[2], where there is one, is PREFIX, 'seen:' and the marks, with '/' between them: arguments are the operation's.
-local SEEN = KEYS[2] and string.sub(KEYS[2], #PREFIX + 6)
+local KNOWN = KEYS[2] and string.sub(KEYS[2], #PREFIX + 6)
 
 local function marks()
   local values = redis.call('HMGET', META, 'ledger', 'version', 'lineage', 'cursor', 'term', 'writes')
@@ -17,8 +17,8 @@ end
 
 -- Whether the caller has seen more than a ledger that was just made.
 local function saw_it_begin()
-  if not SEEN then return false end
-  local _, seen = split(SEEN)
+  if not KNOWN then return false end
+  local _, seen = split(KNOWN)
   return seen[1] > -1 or seen[2] > 0 or seen[3] > 0 or seen[4] > 0 or seen[5] > 0
 end
 
@@ -26,10 +26,10 @@ local function went_back() return redis.error_reply('HEADRACE the ledger went ba
 
 -- Whether this is not the ledger that the caller has seen, or an older state of it.
 local function is_behind()
-  if not SEEN then return false end
+  if not KNOWN then return false end
   local now = marks()
-  if SEEN == now then return false end
-  local seen_id, seen = split(SEEN)
+  if KNOWN == now then return false end
+  local seen_id, seen = split(KNOWN)
   local id, there = split(now)
   if seen_id ~= '' and seen_id ~= id then return true end
   for i = 1, 5 do

@@ -12,7 +12,7 @@ end
 local created = 0
 if not schema then
   created = 1
-  local ledger = SEEN and split(SEEN) or ''
+  local ledger = KNOWN and split(KNOWN) or ''
   if ledger == '' then ledger = redis.sha1hex(PREFIX .. now() .. print) end
   call('HSET', META, 'schema', 1, 'ledger', ledger, 'fingerprint', print, 'version', -1, 'digest', '',
     'term', 0, 'round', 0, 'commit_round', -1, 'phase', 'idle', 'held', 1, 'fresh', 1, 'lineage', 0,

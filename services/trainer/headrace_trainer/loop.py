@@ -120,7 +120,7 @@ class Trainer:
         self.rule.resumed(version + 1, kept)
         if self.ranks.is_first:
             self.trained_log = TrainedLog(self.run_dir)
-            self.trained_log.began(self.progress.lineage, self.progress.step, self.ledger.seen.ledger)
+            self.trained_log.began(self.progress.lineage, self.progress.step)
             self.record.keep(self.ledger.seen)
             self._watch = LedgerWatch(environment.redis_url(), self.config.name, self.ledger.seen)
             self.report.began(self.progress.step)
