@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.ledger import LedgerError, LedgerWentBack, SyncLedger, adopt, audit, keys, ops
+from headrace.ledger import LedgerError, LedgerWentBack, SyncLedger, adopt, audit, keys, ops, scripts
 from headrace.ledger.marks import Marks, read, why_refused
 from headrace.valkey_server import start_valkey
 from tests.waiting import until
@@ -141,6 +142,18 @@ def test_only_what_changes_something_counts_as_a_write(valkey: redis.Redis) -> N
         ), op.script
     ledger.run(ops.alive())
     assert ledger.seen.writes == before + 1
+
+
+def test_the_scripts_know_which_commands_write(valkey: redis.Redis) -> None:
+    """As the server itself has it: a reading that counted would be a sign of life."""
+    text = "\n".join(scripts.source(name) for name in scripts.names())
+    used = set(re.findall(r"\bcall\('([A-Z]+)'", text))
+    (reads,) = set(re.findall(r"local READS = {([^}]*)}", text))
+    listed = set(re.findall(r"([A-Z]+) = 1", reads))
+    for name in used | listed:
+        flags = valkey.execute_command("COMMAND", "INFO", name)[name.lower()]["flags"]
+        assert ("write" in flags) == (name not in listed), name
+    assert listed <= used
 
 
 def test_a_run_is_begun_once(valkey: redis.Redis) -> None:
