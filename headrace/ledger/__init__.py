@@ -8,6 +8,7 @@ from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import (
     AdoptError,
+    ArgumentRefused,
     AsyncLedger,
     LedgerError,
     LedgerUnavailable,
@@ -21,6 +22,7 @@ from headrace.ledger.states import State
 
 __all__ = [
     "AdoptError",
+    "ArgumentRefused",
     "AsyncLedger",
     "AuditReport",
     "BeatObserver",

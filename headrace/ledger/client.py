@@ -57,6 +57,10 @@ class LedgerError(Exception):
     """The server refused the operation itself: a run that is not configured, memory used up, a misuse."""
 
 
+class ArgumentRefused(LedgerError):
+    """An argument that no caller of this release sends: nothing was done. It is the sender that is wrong."""
+
+
 class LedgerUnavailable(LedgerError):
     """The server could not be reached for the whole retry time."""
 
@@ -123,12 +127,16 @@ class _Common:
         return LoginRefused(login_refused(self.address, error))
 
     def _refused(self, op: Op[Any], error: ResponseError) -> LedgerError:
-        _, went_back, found = str(error).partition(_WENT_BACK)
-        gone = "is not configured" in str(error) and self.seen.begun
-        if gone or went_back:
+        said = str(error).partition(" script: ")[0]  # the server adds where in the script
+        _, went_back, found = said.partition(_WENT_BACK)
+        if went_back or ("is not configured" in said and self.seen.begun):
             there = marks.read(found) if found.strip("/") else None
             return LedgerWentBack(marks.why_refused(self.run_name, self.address, self.seen, there))
-        return LedgerError(f"{op.script} at {self.address}: {error}")
+        if said.startswith(scripts.REFUSED):
+            return ArgumentRefused(
+                f"the ledger at {self.address} refused {op.script}: {said[len(scripts.REFUSED) :]}"
+            )
+        return LedgerError(f"{op.script} at {self.address}: {said}")
 
 
 class SyncLedger(_Common):

@@ -48,7 +48,8 @@ def render() -> str:
         "## Transitions",
         "",
         "Each row is done by one Lua script, which checks the guard before its first write. Whatever is not "
-        "in the table is refused.",
+        "in the table is refused. Before that it checks its arguments (types, ranges, number, form of ids) "
+        "and answers those that no service sends with an error, having written nothing.",
         "",
         "| event | from | to | guard |",
         "|---|---|---|---|",

@@ -211,7 +211,7 @@ class SampleModel:
         s = self.get(sample)
         if s and s.last == ("park", owner, attempt):
             return r.Verdict.DUPLICATE
-        if not s or not self._holds(s, owner, attempt):
+        if not s or not self._holds(s, owner, attempt) or low > self.version:
             return self._fenced("park")
         self._move(Event.PARK, s, State.PARKED)
         s.owner, s.work, s.last = "", work, ("park", owner, attempt)

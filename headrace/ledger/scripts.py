@@ -1,6 +1,9 @@
 """Text and SHA-1 of each Lua script: the shared helpers, the checks that the run exists and has not gone back
 from what the caller has seen, the transition, and the answer, which shows the caller how far the ledger is.
 
+A script begins with `accept(...)`, which declares its arguments and checks them before anything else is done
+(`lua/_accept.lua`); one that does not is not assembled.
+
 Each script says in its first line whether it may run when the server's memory is used up. Those that bring
 bytes in may not, and are refused before their first write (without that line the server would refuse the
 first write that needs memory, in the middle). All others may: they are what makes room.
@@ -18,16 +21,22 @@ def _file(name: str) -> str:
     return (resources.files("headrace.ledger") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
 
 
+REFUSED = "HEADRACE refused: "
+"""So begins the answer to arguments that no script takes."""
+
 BRINGS_BYTES = ("issue", "finish", "park", "val_load", "val_finish")
 
 
 @functools.cache
 def source(name: str) -> str:
     flags = "" if name in BRINGS_BYTES else " flags=allow-oom"
-    parts = [f"#!lua{flags}", _file("_common"), _file("_marks"), "local function operation()"]
+    body = _file(name)
+    if not body.startswith("accept("):
+        raise ValueError(f"{name}.lua does not begin with accept(...), which declares its arguments")
+    parts = [f"#!lua{flags}", *map(_file, ("_common", "_accept", "_marks")), "local function operation()"]
     if name != "configure":
         parts.append(_file("_configured"))
-    return "\n".join([*parts, _file(name), "end", _file("_answer")])
+    return "\n".join([*parts, body, "end", _file("_answer")])
 
 
 @functools.cache

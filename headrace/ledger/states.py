@@ -100,7 +100,9 @@ TRANSITIONS: tuple[Transition, ...] = (
         _S.QUEUED,
         f"{_HOLDS}, is a member, and no token is newer than the committed version",
     ),
-    Transition(_E.PARK, _S.IN_FLIGHT, _S.PARKED, _HOLDS),
+    Transition(
+        _E.PARK, _S.IN_FLIGHT, _S.PARKED, f"{_HOLDS}, and no token is newer than the committed version"
+    ),
     Transition(_E.HAND_BACK, _S.IN_FLIGHT, _S.READY, f"{_HOLDS}: requeued(handback)"),
     Transition(_E.FAIL, _S.IN_FLIGHT, _S.READY, f"{_HOLDS}; failures <= max_retries: requeued(failed)"),
     Transition(_E.FAIL, _S.IN_FLIGHT, _S.DEAD, f"{_HOLDS}; failures > max_retries: dead(reason)"),

@@ -120,13 +120,13 @@ class Schedules(RuleBasedStateMachine):
     def finish(self, index: int, right: bool, ahead: bool, age: int) -> None:
         high = self.m.version + int(ahead)
         payload = b"\x00\xff" + str(index).encode()
-        self.pair("finish", *self._owned(index, right), payload, high - age, high, index)
+        self.pair("finish", *self._owned(index, right), payload, max(0, high - age), high, index)
 
     @when(State.IN_FLIGHT)
     @rule(index=picks, right=mostly, how=st.sampled_from(["park", "hand_back", "fail", "fail"]))
     def let_go(self, index: int, right: bool, how: str) -> None:
         extra: dict[str, tuple[Any, ...]] = {
-            "park": (b"work %d" % index, self.m.version - index % 2),
+            "park": (b"work %d" % index, max(0, self.m.version - index % 2)),
             "hand_back": (),
             "fail": (["reward", "timeout"][index % 2], "detail"),
         }
@@ -256,7 +256,7 @@ class Schedules(RuleBasedStateMachine):
             "release": (m.term, m.round - off),
             "open_term": (),
             "complete": (m.lineage - off,),
-            "trim": (self.step - 2 - n,),
+            "trim": (max(-1, self.step - 2 - n),),
             "commit": (m.term, m.round, m.lineage, m.version + off, m.digest, ["a"], False, False),
         }
         if what == "limit":
@@ -301,7 +301,7 @@ class Schedules(RuleBasedStateMachine):
 
     def of_now(self, keep: Keep | None) -> Keep | None:
         """`parent` says how many versions were lost."""
-        return keep and replace(keep, parent=self.m.version - keep.parent)
+        return keep and replace(keep, parent=max(-1, self.m.version - keep.parent))
 
     # -- the past comes back ---------------------------------------------------------------------
 

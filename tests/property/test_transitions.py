@@ -12,6 +12,7 @@ from lockstep import ID, KEEP_ALL, LockStep, bring_to
 
 from headrace.ledger import (
     AdoptError,
+    ArgumentRefused,
     audit,
     ops,
 )
@@ -95,19 +96,25 @@ def test_every_event_on_every_state_takes_exactly_the_transitions_of_the_table(l
 def test_unknown_ids_get_a_clean_answer(lockstep: Make) -> None:
     pair = lockstep()
     bring_to(pair, State.IN_FLIGHT)
-    for name in ("", "nobody", "0000000009", "0" * 200):
-        assert pair.finish("a", name, 1) == "fenced"
-        assert pair("park", "a", name, 1, b"", 0) == "fenced"
-        assert pair("hand_back", "a", name, 1) == "fenced"
-        assert pair("fail", "a", name, 1, "r", "d") == "fenced"
-        assert pair("train", 1, 1, [name]) == "unknown"
-        assert pair("bury", 1, name, "r", "d") == "unknown"
-        assert pair("drop", 1, [name], "r") == "unknown"
+    for name in ("", "nobody", "0" * 200):
         assert pair("requeue_dead", name, "q", True) == "unknown"
         assert pair.ledger.run(ops.sample(name)) is None
         assert pair.ledger.run(ops.payloads([name])) == [None]
+        with pytest.raises(ArgumentRefused, match=r"refused hand_back: the argument id is '.*ten digits$"):
+            pair.ledger.run(ops.hand_back("a", name, 1))
+    name = "0000000009"
+    assert pair.finish("a", name, 1) == "fenced"
+    assert pair("park", "a", name, 1, b"w", 0) == "fenced"
+    assert pair("hand_back", "a", name, 1) == "fenced"
+    assert pair("fail", "a", name, 1, "r", "d") == "fenced"
+    assert pair("train", 1, 1, [name]) == "unknown"
+    assert pair("bury", 1, name, "r", "d") == "unknown"
+    assert pair("drop", 1, [name], "r") == "unknown"
+    assert pair("requeue_dead", name, "q", True) == "unknown"
+    assert pair.ledger.run(ops.sample(name)) is None
+    assert pair.ledger.run(ops.payloads([name])) == [None]
     assert pair("expire", "nobody", "").requeued == []
-    assert pair.model.stats().fenced == 16
+    assert pair.model.stats().fenced == 4
 
 
 def test_late_results_are_refused_counted_and_named(lockstep: Make) -> None:

@@ -1,4 +1,5 @@
--- lineage, ids that the checkpoint has not trained. Finished and parked ones are finish_adopt's.
+accept({ 'lineage', COUNT }, { 'id', SAMPLE })
+-- Ids that the checkpoint has not trained. Finished and parked ones are finish_adopt's.
 if ARGV[1] ~= text('lineage') or text('phase') ~= 'adopting' then return fenced('adopt') end
 local REASON = { trained = 'rollback', in_flight = 'lineage' }
 local todo, seen = {}, {}

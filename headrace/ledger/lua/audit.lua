@@ -1,3 +1,4 @@
+accept({})
 -- Everything the audit compares, in one atomic reading: issued_total, length of the samples stream,
 -- (place, id, detail) of every member of every place, and of every id its state, owner, whether that
 -- owner's set holds it, whether its samples entry exists, tokens and issue number.

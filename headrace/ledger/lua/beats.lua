@@ -1,1 +1,2 @@
+accept({})
 return call('HGETALL', key('beats'))

@@ -1,4 +1,4 @@
--- lineage, id, reason, detail
+accept({ 'lineage', COUNT, 'id', SAMPLE, 'reason', NAME, 'detail', TEXT })
 local lineage, reason = ARGV[1], ARGV[3]
 if lineage ~= text('lineage') then return fenced('bury') end
 local s = load(ARGV[2])

@@ -1,4 +1,5 @@
--- lineage, window, count, request. `count` at once or none; fewer only as the last of all.
+accept({ 'lineage', COUNT, 'window', VERSION, 'count', POSITIVE, 'request', NAME })
+-- `count` at once or none; fewer only as the last of all.
 local lineage, window, count, request = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local version = num('version')
 

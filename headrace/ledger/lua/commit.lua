@@ -1,4 +1,6 @@
--- term, round, lineage, version, digest, validate, final, max_required (0: as it is), members
+accept({ 'term', COUNT, 'round', COUNT, 'lineage', COUNT, 'version', COUNT, 'digest', TEXT, 'validate', FLAG,
+  'final', FLAG, 'max_required', COUNT }, { 'member', NAME })
+-- max_required 0: as it is.
 local version, round = tonumber(ARGV[4]), tonumber(ARGV[2])
 if ARGV[1] ~= text('term') or round ~= num('round') or ARGV[3] ~= text('lineage') then
   return fenced('commit')

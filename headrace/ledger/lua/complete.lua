@@ -1,4 +1,5 @@
--- lineage: its trainer has saved and exported everything. A later lineage opens the run again.
+accept({ 'lineage', COUNT })
+-- The lineage's trainer has saved and exported everything. A later lineage opens the run again.
 if ARGV[1] ~= text('lineage') then return fenced('complete') end
 call('HSET', META, 'completed', 1)
 return { 'ok' }

@@ -1,4 +1,5 @@
--- max_required, claim_size, max_retries, max_crashes, total, fingerprint
+accept({ 'max_required', POSITIVE, 'claim_size', POSITIVE, 'max_retries', COUNT, 'max_crashes', COUNT,
+  'total', COUNT, 'fingerprint', TEXT })
 local print = ARGV[6]
 local schema = call('HGET', META, 'schema')
 if schema and schema ~= '1' then

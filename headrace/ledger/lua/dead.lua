@@ -1,4 +1,5 @@
--- offset, count: dead samples in order of issue, as id, reason, detail, attempts, failures, crashes, prompt
+accept({ 'offset', COUNT, 'count', COUNT })
+-- Dead samples in order of issue, as id, reason, detail, attempts, failures, crashes, prompt
 local ids, out = call('HKEYS', key('dead')), {}
 table.sort(ids)
 local first = tonumber(ARGV[1]) + 1

@@ -1,8 +1,6 @@
--- ledger, writes: as they were read a while ago. Unless anything was written since, every key of the run goes at once.
+accept({ 'ledger', TEXT, 'writes', COUNT })
+-- As they were read a while ago. Unless anything was written since, every key of the run goes at once.
 local ledger, writes = ARGV[1], ARGV[2]
-if #ARGV ~= 2 or not string.match(writes, '^%d+$') then
-  return redis.error_reply('HEADRACE refused: delete takes the id of a ledger and its number of writes')
-end
 if ledger ~= text('ledger') or tonumber(writes) ~= num('writes') then return { 'refused' } end
 local found, cursor = {}, '0'
 repeat

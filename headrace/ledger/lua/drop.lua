@@ -1,4 +1,4 @@
--- lineage, reason, ids
+accept({ 'lineage', COUNT, 'reason', NAME }, { 'id', SAMPLE })
 local lineage, reason = ARGV[1], ARGV[2]
 if lineage ~= text('lineage') then return fenced('drop') end
 local last = 'drop:' .. lineage .. ':' .. reason

@@ -1,5 +1,6 @@
--- owner, detail, count of the beat that was seen ('': any; -1: none), 1 if it has left in order. Everything it owned
--- leaves it; a repeat finds nothing to do. One that has beaten since it was seen lives.
+accept({ 'owner', NAME, 'detail', TEXT, 'seen', SEEN, 'left', FLAG })
+-- `seen` is a count of its beat ('': any; -1: none), `left` says that it went in order. Everything it owned leaves it;
+-- a repeat finds nothing to do. One that has beaten since it was seen lives.
 local owner, detail, seen, left = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 if seen ~= '' and seen ~= (string.match(call('HGET', key('beats'), owner) or '', '^%d+') or '-1') then
   return { {}, {}, 0 }

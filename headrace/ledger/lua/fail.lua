@@ -1,4 +1,4 @@
--- owner, id, attempt, reason, detail
+accept({ 'owner', NAME, 'id', SAMPLE, 'attempt', COUNT, 'reason', NAME, 'detail', TEXT })
 local owner, id, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local s = load(id)
 if not s then return fenced('fail') end

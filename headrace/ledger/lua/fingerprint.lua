@@ -1,1 +1,2 @@
+accept({})
 return text('fingerprint')

@@ -1,4 +1,8 @@
--- owner, id, attempt, payload, min_version, max_version, tokens
+accept({ 'owner', NAME, 'id', SAMPLE, 'attempt', COUNT, 'payload', BYTES, 'min_version', COUNT,
+  'max_version', COUNT, 'tokens', COUNT })
+if tonumber(ARGV[5]) > tonumber(ARGV[6]) then
+  refuse('min_version ' .. ARGV[5] .. ' is above max_version ' .. ARGV[6])
+end
 local owner, id, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local s = load(id)
 if not s then return fenced('finish') end

@@ -1,5 +1,6 @@
--- lineage; then, if anything may be kept, a Keep: parent, windows, gap, crosses, window, limit, scoring, snapshot.
--- What was finished or parked under an abandoned lineage is kept when it will be trained within the gap, by
+accept({ 'lineage', COUNT }, { 'parent', VERSION, 'windows', COUNT, 'gap', VERSION, 'crosses', VERSION,
+  'window', POSITIVE, 'limit', COUNT, 'scoring', TEXT, 'snapshot', VERSION }, 0, 1)
+-- With a Keep, what was finished or parked under an abandoned lineage is kept when it will be trained within the gap, by
 -- its versions and by the training that lies between its policies and the one that goes on now. In order of
 -- finish: how many go before it says which window trains it. Takes stay held until the first commit.
 if ARGV[1] ~= text('lineage') then return fenced('adopt') end

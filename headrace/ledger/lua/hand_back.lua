@@ -1,4 +1,4 @@
--- owner, id, attempt
+accept({ 'owner', NAME, 'id', SAMPLE, 'attempt', COUNT })
 local owner, id, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local s = load(id)
 if not s then return fenced('hand_back') end

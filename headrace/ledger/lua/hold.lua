@@ -1,4 +1,4 @@
--- term, round, lineage
+accept({ 'term', COUNT, 'round', COUNT, 'lineage', COUNT })
 local round, current, phase = tonumber(ARGV[2]), num('round'), text('phase')
 if ARGV[1] ~= text('term') or ARGV[3] ~= text('lineage') or phase == 'adopting' or round < current
   or (round == current and phase ~= 'syncing') then

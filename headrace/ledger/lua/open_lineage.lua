@@ -1,4 +1,4 @@
--- expected_lineage, request
+accept({ 'expected_lineage', COUNT, 'request', NAME })
 local expected, request = ARGV[1], ARGV[2]
 local reply, err = stored('open_lineage', expected, request)
 if err then return err end

@@ -1,2 +1,3 @@
+accept({})
 bump('term')
 return call('HMGET', META, 'term', 'version', 'round', 'phase', 'lineage', 'digest')

@@ -1,10 +1,11 @@
--- owner, id, attempt, work, min_version. Members or not: whoever drains still owns.
+accept({ 'owner', NAME, 'id', SAMPLE, 'attempt', COUNT, 'work', BYTES, 'min_version', COUNT })
+-- Members or not: whoever drains still owns.
 local owner, id, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local s = load(id)
 if not s then return fenced('park') end
 local last = ending('park', owner, attempt)
 if s.last == last then return { 'duplicate' } end
-if not holds(s, owner, attempt) then return fenced('park') end
+if not holds(s, owner, attempt) or tonumber(ARGV[5]) > num('version') then return fenced('park') end
 leave(s)
 call('ZADD', key('parked'), s.issue, id)
 -- No token is newer than what is committed; how much older the newest is, nobody says.

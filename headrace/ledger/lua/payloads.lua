@@ -1,5 +1,6 @@
--- ids: of each queued or training sample its payload, its prompt as it was issued, and the owner that finished
--- it; three empty texts for any other
+accept({}, { 'id', TEXT })
+-- Of each queued or training sample its payload, its prompt as it was issued, and the owner that finished it; three
+-- empty texts for any other
 local out = {}
 for _, id in ipairs(ARGV) do
   local s, entry = load(id), nil

@@ -1,4 +1,5 @@
--- lineage, id, attempt, reason, detail, replaced ('1': the window claims another in its place)
+accept({ 'lineage', COUNT, 'id', SAMPLE, 'attempt', COUNT, 'reason', NAME, 'detail', TEXT, 'replaced', FLAG })
+-- replaced: the window claims another in its place
 local lineage, id, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if lineage ~= text('lineage') then return fenced('reject') end
 local s = load(id)

@@ -1,4 +1,5 @@
--- id, request, ended. Into `ready`: it holds no credit until it is taken. Not once the trainer has been told
+accept({ 'id', TEXT, 'request', NAME, 'ended', FLAG })
+-- Into `ready`: it holds no credit until it is taken. Not once the trainer has been told
 -- that nothing more will come: it would never claim the sample. `ended`: the run is over, and the next
 -- trainer will.
 local reply, err = stored('requeue_dead', ARGV[1], ARGV[2])

@@ -1,3 +1,4 @@
+accept({ 'id', TEXT })
 local names = { 'state', 'issue', 'attempt', 'owner', 'failures', 'crashes', 'min_version', 'max_version',
   'tokens', 'window', 'step', 'lineage', 'reason', 'detail', 't_issued', 't_taken', 't_finished', 't_claimed' }
 local out = {}

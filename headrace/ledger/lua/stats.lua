@@ -1,3 +1,4 @@
+accept({})
 -- One atomic reading. Counts are cardinalities of the places, never counters.
 local function group(name)
   local out = {}

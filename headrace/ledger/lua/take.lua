@@ -1,4 +1,4 @@
--- owner, version, count, request, oldest_version
+accept({ 'owner', NAME, 'version', VERSION, 'count', COUNT, 'request', NAME, 'oldest_version', WHOLE })
 local owner, version, count, request, oldest =
   ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 

@@ -1,4 +1,4 @@
--- lineage, step, ids
+accept({ 'lineage', COUNT, 'step', COUNT }, { 'id', SAMPLE })
 local lineage, step = ARGV[1], ARGV[2]
 if lineage ~= text('lineage') then return fenced('train') end
 local todo, seen = {}, {}

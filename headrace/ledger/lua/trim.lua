@@ -1,4 +1,5 @@
--- floor_step: no retained checkpoint is older, so nothing trained up to it can come back.
+accept({ 'floor_step', VERSION })
+-- No retained checkpoint is older, so nothing trained up to `floor_step` can come back.
 local floor, count = tonumber(ARGV[1]), 0
 local from = num('trimmed')
 if floor <= from then return 0 end

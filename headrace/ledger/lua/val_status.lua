@@ -1,2 +1,3 @@
+accept({})
 local version = text('val:version')
 return { version, call('HLEN', key('val:rows')), call('HLEN', key('val:results:' .. version)), text('val:open') }

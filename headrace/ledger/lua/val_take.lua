@@ -1,4 +1,4 @@
--- owner, version, count, request
+accept({ 'owner', NAME, 'version', VERSION, 'count', COUNT, 'request', NAME })
 local owner, version, count, request = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local function answer(rows)
   local out = {}
