@@ -6,8 +6,10 @@ was killed, so neither process groups nor ancestry finds them). Two users:
 
 - the supervisor kills what an ended service left behind before it starts it again;
 - this module run as a program waits until its stdin closes, which happens when the runner ends in any
-  way, kill -9 included, and then kills every marked process. It inherits the run's lock, so the run
-  counts as in use until the last process of it is gone.
+  way, kill -9 included, then kills every marked process and removes the run's temporary folder. It inherits
+  the run's lock, so the run counts as in use until the last process of it is gone.
+
+Processes that remove the shared memory (/dev/shm) of others once those are gone are left a moment for it.
 
 Standard library only: the program starts in milliseconds and imports nothing of the package.
 """
@@ -15,6 +17,7 @@ Standard library only: the program starts in milliseconds and imports nothing of
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -23,6 +26,9 @@ MARK = "HEADRACE_PROCESS"
 """Environment variable: `<instance of the runner>/<service>/<number of the start>`."""
 
 _DEADLINE_S = 15.0
+_TIDY_S = 2.0
+_TIDIES = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+"""In the command line of what removes shared memory and then ends by itself."""
 
 
 def marked(mark: str) -> list[int]:
@@ -40,11 +46,14 @@ def kill_marked(mark: str, deadline_s: float = _DEADLINE_S) -> bool:
     A process is checked again once it is pinned by a descriptor: its number may have gone to another.
     """
     end = time.monotonic() + deadline_s
+    tidy = time.monotonic() + min(_TIDY_S, deadline_s)
     while True:
         pids = marked(mark)
         if not pids:
             return True
         for pid in pids:
+            if time.monotonic() < tidy and _tidies(pid):
+                continue
             try:
                 descriptor = os.pidfd_open(pid)
             except OSError:
@@ -71,13 +80,25 @@ def _carries(pid: int, mark: str) -> bool:
     return any(entry == prefix or entry.startswith(prefix + b"/") for entry in entries)
 
 
+def _tidies(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read()
+    except OSError:
+        return False
+    return any(name in words for name in _TIDIES)
+
+
 def main() -> int:
-    """`guardian.py MARK`: wait for the end of stdin, then kill."""
+    """`guardian.py MARK [FOLDER]`: wait for the end of stdin, then kill and remove the folder."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1024):
         pass
-    return 0 if kill_marked(sys.argv[1]) else 1
+    gone = kill_marked(sys.argv[1])
+    for folder in sys.argv[2:]:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if gone else 1
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@
     private/             mode 0700: endpoints.json with secrets, the lock, the configuration as asked for,
                          the number of rollouters asked for while it runs
 
+What its processes put under TMPDIR lies elsewhere and goes with them (`headrace.runner.scratch`).
 One runner per directory: it holds a lock, which the guardian keeps until the run's last process is gone.
 In a cluster there is no runner: the directory holds what the trainer writes there, its configuration too.
 """

@@ -36,6 +36,7 @@ from pathlib import Path
 
 from headrace.endings import EX_CONFIG, FINAL, REASON_FILE
 from headrace.runner.guardian import kill_marked
+from headrace.runner.scratch import emptied
 from headrace.runner.spawn import Guard, marked_env, spawn
 
 BACKOFF_FIRST_S = 0.5
@@ -151,8 +152,10 @@ class Supervisor:
         start_timeout_s: float,
         note: Callable[[str], None] = lambda text: None,
         keep_fds: Sequence[int] = (),
+        scratch: Path | None = None,
     ) -> None:
-        """`note` gets a sentence on every restart. `keep_fds` outlive the last process of the run."""
+        """`note` gets a sentence on every restart. `keep_fds` outlive the last process of the run; `scratch`,
+        with a temporary folder for each service, is removed after it."""
         self.children = {service.name: Child(service) for service in services}
         self.given_up: list[str] = []
         """Names of services that were not essential and could not be kept up."""
@@ -160,7 +163,8 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._start_timeout_s = start_timeout_s
         self._note = note
-        self._guard = Guard(self.instance, keep_fds)
+        self._scratch = scratch
+        self._guard = Guard(self.instance, keep_fds, scratch)
 
     def poll(self) -> Completed | Failed | None:
         """Move every service on; None while the run goes on."""
@@ -238,6 +242,8 @@ class Supervisor:
         try:
             child.reason_file.unlink(missing_ok=True)
             env = {**child.service.env, REASON_FILE: str(child.reason_file)}
+            if self._scratch is not None:
+                env["TMPDIR"] = str(emptied(self._scratch, child.name))
             child.process = child.service.start(marked_env(env, child.mark))
         except (OSError, RuntimeError) as error:
             return Failed(child.name, f"{child.name} cannot be started: {error}", child.service.log)

@@ -9,6 +9,7 @@ Ends in one of three ways, each of which stops every process and writes `summary
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import time
@@ -27,7 +28,7 @@ from headrace.ledger.client import LedgerError, LedgerWentBack, SyncLedger
 from headrace.ledger.marks import Marks
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect
-from headrace.runner import assets, preflight
+from headrace.runner import assets, preflight, scratch
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RunLayout, RunLock, write_json
 from headrace.runner.memory import MemoryRecord
@@ -106,6 +107,7 @@ class Session:
         self.memory = MemoryRecord()
         self.progress = Progress(plan(config).updates)
         self._lock = lock
+        self._scratch: scratch.Scratch | None = None
         self._began = time.monotonic()
         self._ends: Endpoints | None = None
         self._scaling: Scaling | None = None
@@ -117,6 +119,7 @@ class Session:
 
     def run(self) -> int:
         """Everything; returns the exit code. Raises ConfigError for what shows only with the demo made."""
+        self._scratch = scratch.create()
         ready = assets.demo_ready(self.config)
         if not ready and not self._prepare_demo():
             return self._end("stopped", None)
@@ -138,7 +141,8 @@ class Session:
             max_restarts=services.max_restarts,
             start_timeout_s=services.start_timeout_s,
             note=self.display.note,
-            keep_fds=[self._lock.descriptor],
+            keep_fds=[self._lock.descriptor, self._scratch.descriptor],
+            scratch=self._scratch.root,
         )
         self._supervisor = supervisor
         self._scaling = Scaling(self.config, self.layout, ends, supervisor, self.display.note)
@@ -160,6 +164,9 @@ class Session:
         if self._supervisor is not None:
             self._supervisor.close()
             self._supervisor = None
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
         self.display.close()
 
     # -- while it runs --------------------------------------------------------------------------------
@@ -167,7 +174,9 @@ class Session:
     def _prepare_demo(self) -> bool:
         """Make the demo's model and data; False when stopped. Raises ConfigError."""
         log = self.layout.log("demo")
-        process = spawn(assets.demo_command(self.config), log=log)
+        assert self._scratch is not None
+        env = {**os.environ, "TMPDIR": str(scratch.emptied(self._scratch.root, "demo"))}
+        process = spawn(assets.demo_command(self.config), log=log, env=env)
         try:
             while process.poll() is None and not self.signals.count:
                 said = last_lines(log, 1)

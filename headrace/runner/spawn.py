@@ -70,10 +70,10 @@ def marked_env(env: Mapping[str, str], mark: str) -> dict[str, str]:
 class Guard:
     """The guardian process; `close` ends it and with it whatever is still marked."""
 
-    def __init__(self, mark: str, keep_fds: Sequence[int] = ()) -> None:
-        """`keep_fds` (the run's lock) stay open for as long as marked processes live."""
+    def __init__(self, mark: str, keep_fds: Sequence[int] = (), folder: Path | None = None) -> None:
+        """`keep_fds` (the run's locks) stay open while marked processes live; then `folder` is removed."""
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", guardian.__file__, mark],
+            [sys.executable, "-S", "-E", guardian.__file__, mark, *([str(folder)] if folder else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

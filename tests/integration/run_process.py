@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,13 @@ def make_run(base: Path, name: str, *overrides: str) -> Run:
             *overrides,
         ],
     )
+
+
+@contextlib.contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """For a run's TMPDIR: empty, and with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="hr", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def wait_for(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from headrace.runner.layout import complete_checkpoints
-from tests.integration.run_process import SAMPLES_PER_UPDATE, Run, make_run, processes_of, wait_for
+from tests.integration.run_process import (
+    SAMPLES_PER_UPDATE,
+    Run,
+    make_run,
+    processes_of,
+    temporary_directory,
+    wait_for,
+)
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -58,19 +66,26 @@ def versions(run: Run) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def hurt(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def temporary() -> Iterator[Path]:
+    with temporary_directory() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def hurt(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Run:
     """Stopped in order, resumed, killed with everything that belongs to it, and resumed to its end."""
     run = make_run(tmp_path_factory.mktemp("runs"), "hurt", *STRICT)
-    process = run.start()
+    process = run.start(env={"TMPDIR": str(temporary)})
     wait_for("two checkpoints", lambda: len(checkpoints(run)) >= 2, process, LIMIT_S)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output[-4000:]
     assert run.summary["status"] == "stopped"
     assert not processes_of(run.directory)
+    assert list(temporary.rglob("*")) == [], "left behind by Ctrl-C"
     stopped, before = [r["step"] for r in run.rows()], versions(run)
 
-    process = run.start()
+    process = run.start(env={"TMPDIR": str(temporary)})
     wait_for("two more updates", lambda: len(run.rows()) >= len(stopped) + 2, process, LIMIT_S)
     steps = [r["step"] for r in run.rows()]
     assert steps == list(range(1, len(steps) + 1)), "a step was lost or counted twice by an orderly stop"
@@ -78,6 +93,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Run:
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
     until(lambda: not processes_of(run.directory), "the processes of a killed runner to end", 30.0)
+    until(lambda: not list(temporary.rglob("*")), "what a killed runner left to be removed", 10.0)
     assert len({r["step"] for r in run.rows()}) < UPDATES, "it was over before it was killed"
     complete(run)
     return run

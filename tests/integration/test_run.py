@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +22,7 @@ from tests.integration.run_process import (
     Run,
     make_run,
     processes_of,
+    temporary_directory,
     wait_for,
 )
 
@@ -29,7 +31,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
+def temporary() -> Iterator[Path]:
+    with temporary_directory() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> tuple[Run, str]:
     run = make_run(
         tmp_path_factory.mktemp("runs"),
         "finished",
@@ -40,9 +48,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
     # On a machine with Python and no compiler, as the README asks for.
     prometheus = ["prometheus"] if shutil.which("prometheus") else []
     machine = no_compiler.environment(tmp_path_factory.mktemp("machine") / "machine", prometheus)
-    process = run.start(*(f"--{name}" for name in prometheus), env=machine)
+    process = run.start(*(f"--{name}" for name in prometheus), env={**machine, "TMPDIR": str(temporary)})
     wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
     (run.directory / "scraped.json").write_text(json.dumps(scrape(run)))
+    assert any(temporary.glob("headrace-run-*/rollouter-0/*")), "vLLM's sockets lie elsewhere"
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output[-6000:]
     return run, output
@@ -231,6 +240,10 @@ def test_final_model_loads_and_has_moved(finished: tuple[Run, str]) -> None:
     assert AutoTokenizer.from_pretrained(run.directory / "final").encode("ab")
     moved = [name for name, p in final.state_dict().items() if not torch.equal(p, before[name])]
     assert len(moved) == len(before)
+
+
+def test_nothing_is_left_in_the_temporary_directory(finished: tuple[Run, str], temporary: Path) -> None:
+    assert list(temporary.rglob("*")) == []
 
 
 def test_no_secret_in_logs_and_nothing_left_running(finished: tuple[Run, str]) -> None:

@@ -33,13 +33,18 @@ class Bench:
         return Service(name, log, command(argv, log, self.directory), **options)  # type: ignore[arg-type]
 
     def supervise(
-        self, *services: Service, max_restarts: int = 1, start_timeout_s: float = 10.0
+        self,
+        *services: Service,
+        max_restarts: int = 1,
+        start_timeout_s: float = 10.0,
+        scratch: Path | None = None,
     ) -> Supervisor:
         self.supervisor = Supervisor(
             services,
             max_restarts=max_restarts,
             start_timeout_s=start_timeout_s,
             note=self.notes.append,
+            scratch=scratch,
         )
         return self.supervisor
 
