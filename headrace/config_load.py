@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from headrace import verl_translate
+from headrace import disk, verl_translate
 from headrace.config import RunConfig
 from headrace.redis_url import masked
 from headrace.verl_keys import NoEffect
@@ -107,8 +107,9 @@ def write(config: RunConfig, path: Path) -> None:
     """Write the configuration as YAML, passwords masked; `path` is replaced in one step."""
     text = yaml.safe_dump(config.to_plain(), sort_keys=False, allow_unicode=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with disk.writing(path):
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
 
 
 def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:

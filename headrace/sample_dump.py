@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace import disk
+from headrace.row_file import RowFile
 from headrace.wire import Sample, Segment, Trajectory, WireError, check_segments
 
 log = logging.getLogger("headrace.sample_dump")
@@ -54,7 +56,7 @@ class SampleDump:
         self._per_update = samples_per_update // world_size + more
         self._budget = max_bytes // world_size
         self._log_probs = log_probs
-        self._file: Any = None
+        self._file: RowFile | None = None
         self._failed = False
 
     def write(
@@ -90,22 +92,22 @@ class SampleDump:
                     return
         except OSError as error:
             self._failed = True
-            log.error("no more samples are recorded", extra={"reason": str(error)})
+            reason = disk.full(error, self._directory) or str(error)
+            log.error("no more samples are recorded", extra={"reason": reason})
 
     def _append(self, line: bytes) -> None:
-        if self._file is not None and self._file.tell() + len(line) > self._budget // _FILES:
+        if self._file is not None and self._file.size + len(line) > self._budget // _FILES:
             self.close()
         if self._file is None:
-            self._begin_file(len(line))
-        self._file.write(line)
-        self._file.flush()
+            self._file = self._begin_file(len(line))
+        self._file.append(line)
 
-    def _begin_file(self, needed: int) -> None:
+    def _begin_file(self, needed: int) -> RowFile:
         self._directory.mkdir(parents=True, exist_ok=True)
         numbers = [number for rank, number in map(_rank_and_number, self._mine()) if rank == self._rank]
         number = max(numbers, default=-1) + 1
         self._make_room(max(needed, self._budget // _FILES))
-        self._file = (self._directory / f"{self._rank}-{number:06d}.jsonl").open("ab")
+        return RowFile(self._directory / f"{self._rank}-{number:06d}.jsonl")
 
     def _make_room(self, needed: int) -> None:
         """Delete the oldest files but the first until so many bytes fit."""

@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from headrace import environment
+from headrace import disk, environment
 from headrace.config import RunConfig
 
 if TYPE_CHECKING:
@@ -206,7 +206,10 @@ class Recorder:
             self.close()
         except OSError:
             self._file = -1
-        log.warning("the trace ends here", extra={"path": str(self._path), "error": str(error)})
+        log.warning(
+            "the trace ends here",
+            extra={"path": str(self._path), "error": disk.full(error, self._path) or str(error)},
+        )
 
 
 def recorder(config: RunConfig, process: str) -> Recorder:

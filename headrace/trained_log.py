@@ -7,13 +7,13 @@ tells the path from the first lineage to the last: what the weights have really 
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from headrace.row_file import RowFile
 
 FILE = "trained.jsonl"
 
@@ -22,23 +22,13 @@ class TrainedLog:
     """Written by the trainer's first rank."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / FILE).open("a+b")
-        if self._file.tell() and self._ends_in_the_middle():
-            self._file.write(b"\n")  # a row that was cut off stays alone
+        self._file = RowFile(run_dir / FILE)
 
     def began(self, lineage: int, from_step: int) -> None:
-        self._write({"lineage": lineage, "from_step": from_step})
+        self._file.write({"lineage": lineage, "from_step": from_step})
 
     def trained(self, lineage: int, step: int, ids: Sequence[str]) -> None:
-        self._write({"lineage": lineage, "step": step, "ids": list(ids)})
-
-    def _write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row).encode() + b"\n")
-        self._file.flush()
-
-    def _ends_in_the_middle(self) -> bool:
-        self._file.seek(-1, os.SEEK_END)
-        return self._file.read(1) != b"\n"
+        self._file.write({"lineage": lineage, "step": step, "ids": list(ids)})
 
     def close(self) -> None:
         self._file.close()

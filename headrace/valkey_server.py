@@ -28,7 +28,7 @@ from types import TracebackType
 
 import redis
 
-from headrace import redis_url
+from headrace import disk, redis_url
 from headrace.net import free_port
 from headrace.redis_connect import connect
 from headrace.runner.spawn import spawn
@@ -38,6 +38,9 @@ START_TIMEOUT_S = 60.0
 """Long enough to load a large append-only file from a slow disk."""
 STOP_TIMEOUT_S = 10.0
 _LOG_LINES = 15
+_STARTS = "is starting"
+"""In the first line that each start logs."""
+_SHORT_WRITE = "Short write while writing to the AOF file"
 _PORT_TRIES = 5
 _PLATFORMS = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
@@ -137,7 +140,10 @@ def launch(
                 f"another Valkey server is running on {directory}: "
                 "stop the run that uses it, or wait for it to end"
             )
-        config = _write_config(directory, password, port, max_memory_bytes)
+        for left in directory.glob("**/temp-*"):  # of a server that was killed while it rewrote its file
+            left.unlink(missing_ok=True)
+        with disk.writing(directory):
+            config = _write_config(directory, password, port, max_memory_bytes)
         try:
             # The lock's descriptor goes to the server: the lock lives exactly as long as it does.
             argv = [server_binary(directory), config]
@@ -269,6 +275,20 @@ def _quoted(value: str) -> str:
     """A configuration value with every byte that could end or change the string as an escape."""
     safe = set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+ ")
     return '"' + "".join(chr(b) if b in safe else f"\\x{b:02x}" for b in value.encode()) + '"'
+
+
+def no_room(directory: Path, log: Path) -> str | None:
+    """The sentence of a server that ended for want of room: it acknowledges only what is on its disk."""
+    try:
+        last_start = log.read_text(encoding="utf-8", errors="replace").rpartition(_STARTS)[2]
+    except OSError:
+        return None
+    for line in last_start.splitlines()[-_LOG_LINES:]:
+        if _SHORT_WRITE in line:
+            return disk.sentence("there is room for a part only", directory)
+        if told := disk.full(RuntimeError(line), directory):
+            return told
+    return None
 
 
 def _last_lines(log: Path) -> str:

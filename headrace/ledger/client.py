@@ -82,6 +82,15 @@ class LoginRefused(LedgerError):
     """The server does not take our password (any more): a start with another one helps, waiting does not."""
 
 
+def _remedy(error: ResponseError) -> str:
+    """What to do about an answer that is about the server's state."""
+    if isinstance(error, OutOfMemoryError):
+        return "; give the server more memory (redis.max_memory_bytes, or maxmemory of a server of your own)"
+    if str(error).startswith("MISCONF"):
+        return "; free some space on the server's disk, it goes on by itself then"
+    return ""
+
+
 class _Common:
     """What both clients share: the command, the run's key, the retry schedule, the errors."""
 
@@ -111,6 +120,11 @@ class _Common:
         """Seconds until the next attempt; raises when the time is up."""
         patience = self._patience()
         left = started + patience - self._clock()
+        if left <= 0 and isinstance(error, ResponseError):
+            raise LedgerUnavailable(
+                f"the ledger at {self.address} refused {op.script} for {patience:g} s: "
+                f"{error}{_remedy(error)}"
+            ) from None
         if left <= 0:
             raise LedgerUnavailable(
                 f"the ledger at {self.address} was not reached for {patience:g} s ({attempt} attempts of "
@@ -136,7 +150,7 @@ class _Common:
             return ArgumentRefused(
                 f"the ledger at {self.address} refused {op.script}: {said[len(scripts.REFUSED) :]}"
             )
-        return LedgerError(f"{op.script} at {self.address}: {said}")
+        return LedgerError(f"{op.script} at {self.address}: {said}{_remedy(error)}")
 
 
 class SyncLedger(_Common):

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import config_load, trained_log
+from headrace import config_load, disk, trained_log
 from headrace.config import RunConfig
 
 FIXED_KEYS = (
@@ -262,7 +262,7 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with disk.writing(path), os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.write("\n")
         file.flush()

@@ -77,6 +77,8 @@ class Service:
     """Its exit with code 0 completes the run."""
     essential: bool = True
     """The run fails with it."""
+    says: Callable[[], str] | None = None
+    """Why it ended, of one that leaves no sentence; empty when that is not known."""
     progress: Callable[[], object] | None = None
     """Something that changes when it gets on: exits without that in between count, however far apart."""
 
@@ -138,7 +140,7 @@ class Child:
         try:
             return " ".join(self.reason_file.read_text().split())
         except OSError:
-            return ""
+            return self.service.says() if self.service.says else ""
 
 
 class Supervisor:

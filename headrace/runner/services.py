@@ -231,6 +231,7 @@ def _valkey(config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[
         ),
         env,
         ready=lambda: valkey_server.answers(ends.redis_url),
+        says=lambda: valkey_server.no_room(layout.redis, log) or "",
         stage=0,
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sys
 import time
 from types import FrameType, TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ import redis
 from headrace import config_load
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
+from headrace.disk import DiskFull
 from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
@@ -217,7 +219,10 @@ class Session:
             self.prometheus.follow(self._ends)
         pids = supervisor.pids()
         if pids != self._written_pids and self._ends is not None:
-            write_json(self.layout.endpoints, endpoints_json(self._ends, pids), mode=0o600)
+            try:
+                write_json(self.layout.endpoints, endpoints_json(self._ends, pids), mode=0o600)
+            except DiskFull as error:  # the services can do without it; tried again at the next change
+                self.display.note(str(error))
             self._written_pids = pids
         self.progress.add_rows(self._tail.new_rows(), time.monotonic())
         self.progress.read_scores(self.layout.eval)
@@ -287,13 +292,20 @@ class Session:
             memory=self.memory.samples,
             in_order=self._trainer_ended_in_order(),
         )
-        write_json(self.layout.summary, summary)
+        unwritten = None
+        try:
+            write_json(self.layout.summary, summary)
+        except DiskFull as error:
+            unwritten = error
         self.close()
         for line in summaries.lines(summary, self.layout):
             print(line, flush=True)
         for problem in (report.problems if report else [])[:10]:
             print(f"    {problem}", flush=True)
         print(self._next_step(status), flush=True)
+        if unwritten is not None:
+            print(f"headrace: {unwritten}", file=sys.stderr, flush=True)
+            return EXIT_STOPPED if status == "stopped" else EXIT_FAILED
         if status == "completed":
             return EXIT_COMPLETED if report is None or report.balanced else EXIT_FAILED
         return EXIT_FAILED if status == "failed" else EXIT_STOPPED

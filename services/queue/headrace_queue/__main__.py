@@ -32,6 +32,7 @@ import uvicorn
 from headrace import config_load, environment, logs
 from headrace.config import RunConfig
 from headrace.data.rows import DataError
+from headrace.disk import DiskFull
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE, say_why
 from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable, LedgerWentBack, LoginRefused
 from headrace.ledger_record import LedgerRecord
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(error, EX_BEYOND_REPAIR)
     except LedgerUnavailable as error:
         _leave(error, EX_UNAVAILABLE)
+    except DiskFull as error:
+        _leave(error, EX_FAILED)
     except Exception as error:  # the last resort of a process: logged, and it ends with 1
         log.exception("the service failed")
         say_why("queue", f"{type(error).__name__}: {error}")

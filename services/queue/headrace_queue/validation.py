@@ -20,6 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
+from headrace import disk
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.sample_checks import validation_result
@@ -146,7 +149,7 @@ def _replace(path: Path, content: bytes) -> None:
     """Put `content` at `path`: afterwards it is there whole, or the old one still is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
+    with disk.writing(path, len(content)), beside.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

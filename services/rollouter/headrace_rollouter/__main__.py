@@ -26,7 +26,7 @@ from typing import Any
 import redis
 import uvicorn
 
-from headrace import environment, logs, tls
+from headrace import disk, environment, logs, tls
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
@@ -298,8 +298,9 @@ def _write_engine_file() -> None:
 
         file = Path(directory) / "engine.json"
         fresh = file.with_suffix(f".{os.getpid()}.tmp")
-        fresh.write_text(json.dumps({"name": "vllm", "version": vllm.__version__}))
-        fresh.replace(file)
+        with disk.writing(file):
+            fresh.write_text(json.dumps({"name": "vllm", "version": vllm.__version__}))
+            fresh.replace(file)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -31,6 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from headrace import disk
 from headrace.runner.layout import CHECKPOINT_MANIFEST as MANIFEST
 from headrace.runner.layout import complete_checkpoints
 from headrace_trainer import heartbeat
@@ -169,13 +171,14 @@ class Checkpoints:
         if self._ranks.is_first:
             for stale in self._directory.glob(".step_*.tmp"):  # of a save that was cut off
                 shutil.rmtree(stale, ignore_errors=True)
-            fresh.mkdir(parents=True)
+            with disk.writing(fresh):
+                fresh.mkdir(parents=True)
         self._ranks.share(None)
         plain = {"format": FORMAT, **asdict(progress)}
-        upload = dcp.async_save(self._state(), checkpoint_id=fresh, process_group=self._ranks.saving)
-        self._writer = threading.Thread(
-            target=self._write, args=(upload, plain, fresh, final), name="checkpoint", daemon=True
-        )
+        state = self._state()
+        upload = dcp.async_save(state, checkpoint_id=fresh, process_group=self._ranks.saving)
+        args = (upload, plain, fresh, final, _bytes(state))
+        self._writer = threading.Thread(target=self._write, args=args, name="checkpoint", daemon=True)
         self._writer.start()
         return final
 
@@ -204,15 +207,23 @@ class Checkpoints:
             if failure is not None:
                 raise SaveFailed(failure)
 
-    def _write(self, upload: Future[Any], plain: dict[str, Any], fresh: Path, final: Path) -> None:
+    def _write(
+        self, upload: Future[Any], plain: dict[str, Any], fresh: Path, final: Path, needed: int
+    ) -> None:
         """In a thread: once every rank's shards are there, rank 0 makes the checkpoint valid."""
         try:
             upload.result(self._limit_s)
             if self._ranks.is_first:
                 self._publish(plain, fresh, final)
-        except Exception as error:  # kept for `check` and `wait`: the training loop raises it
-            log.exception("checkpoint failed")
-            self._failure = SaveFailed(f"the checkpoint {final} could not be written: {error!r}")
+        except (Exception, CheckpointException) as error:  # torch's own is no Exception
+            # Kept for `check` and `wait`: the training loop raises it.
+            if (no_room := disk.full(error, final, needed)) is not None:
+                self._failure = SaveFailed(f"the checkpoint {no_room}")
+            else:
+                log.exception("checkpoint failed")
+                self._failure = SaveFailed(f"the checkpoint {final} could not be written: {error!r}")
+            if self._ranks.is_first:  # half of one is of no use to anybody, and takes up what others need
+                shutil.rmtree(fresh, ignore_errors=True)
 
     def _publish(self, plain: dict[str, Any], fresh: Path, final: Path) -> None:
         with (fresh / MANIFEST).open("w") as handle:
@@ -240,7 +251,7 @@ class Checkpoints:
             del state[self._rng_key]
         try:
             dcp.load(state, checkpoint_id=checkpoint, process_group=self._ranks.control)
-        except dcp.api.CheckpointException as error:
+        except CheckpointException as error:
             raise ValueError(f"{checkpoint} does not fit this run: {error}") from error
         for name, part in self._parts.items():
             set_state_dict(
@@ -261,6 +272,12 @@ class Checkpoints:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(self._parts["policy"].model, options=options)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+
+
+def _bytes(state: Any) -> int:
+    """Of all tensors in it, on all ranks together."""
+    leaves = torch.utils._pytree.tree_leaves(state)
+    return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, torch.Tensor))
 
 
 def _sync_directory(path: Path) -> None:

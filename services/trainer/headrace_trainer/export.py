@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from headrace.config import RunConfig
@@ -26,7 +27,7 @@ def export_checkpoint(config: RunConfig, checkpoint: Path, out: Path) -> None:
         if not state:
             raise ValueError("it holds no policy")
         dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
-    except Exception as error:  # whatever the reader makes of a damaged file
+    except (Exception, CheckpointException) as error:  # whatever the reader makes of a damaged file
         raise ValueError(f"{checkpoint} cannot be read: {error!r}") from error
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():

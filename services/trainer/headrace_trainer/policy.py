@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from headrace import disk
 from headrace.config import RunConfig
 from headrace.models.packed_model import install
 from headrace_trainer import heartbeat
@@ -68,8 +69,13 @@ def export_model(config: RunConfig, state: dict[str, torch.Tensor], out: Path) -
         from transformers import GenerationConfig
 
         model.generation_config = GenerationConfig.from_pretrained(source)
-    model.save_pretrained(fresh)
-    AutoTokenizer.from_pretrained(source, trust_remote_code=trust).save_pretrained(fresh)
+    try:
+        with disk.writing(out, sum(t.numel() * t.element_size() for t in cast.values())):
+            model.save_pretrained(fresh)
+            AutoTokenizer.from_pretrained(source, trust_remote_code=trust).save_pretrained(fresh)
+    except disk.DiskFull:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     if out.exists():
         shutil.rmtree(out)
     fresh.rename(out)

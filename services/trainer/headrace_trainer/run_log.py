@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections import Counter
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.row_file import RowFile
 from headrace.run_log_keys import PART
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer.plan import Item
@@ -20,8 +20,8 @@ class RunLog:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._metrics = (directory / "metrics.jsonl").open("a", buffering=1)
-        self._sync = (directory / "sync.jsonl").open("a", buffering=1)
+        self._metrics = RowFile(directory / "metrics.jsonl")
+        self._sync = RowFile(directory / "sync.jsonl")
         self._open_round: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._canaries: dict[int, float] = {}  # version -> largest difference that members reported
@@ -29,7 +29,7 @@ class RunLog:
         self._shown = self._reported
 
     def update(self, row: dict[str, Any]) -> None:
-        self._metrics.write(json.dumps(row) + "\n")
+        self._metrics.write(row)
 
     def committed(self, c: pb.Committed, nbytes: int, interval_s: float) -> dict[str, float]:
         """Begins the row of a round; it is written with the next one, when the canaries are in. Returns its
@@ -73,7 +73,7 @@ class RunLog:
             with self._lock:
                 row["logprob_max_abs_diff"] = self._canaries.get(row["version"])
                 self._canaries = {v: d for v, d in self._canaries.items() if v > row["version"]}
-            self._sync.write(json.dumps(row) + "\n")
+            self._sync.write(row)
 
     def close(self) -> None:
         self.flush_round()

@@ -25,7 +25,10 @@ class Verdict:
 def leave(folder: Path, verdict: Verdict) -> bool:
     """Whether this is the first verdict of the launch; a later one is dropped."""
     mine = folder / f"{_FILE}.{os.getpid()}"
-    mine.write_text(json.dumps(asdict(verdict)))
+    try:
+        mine.write_text(json.dumps(asdict(verdict)))
+    except OSError:  # no room even for that: the log has to do
+        return True
     with contextlib.suppress(FileExistsError):
         os.link(mine, folder / _FILE)  # whole or not at all, whoever reads it
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -14,6 +15,7 @@ from prometheus_client import REGISTRY, start_http_server
 from headrace import environment, logs
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config_load import ConfigError, load
+from headrace.disk import DiskFull
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED, EX_UNAVAILABLE
 from headrace.ledger.client import AdoptError, LedgerUnavailable, LedgerWentBack, LoginRefused
 from headrace.runner.in_cluster import leave_config
@@ -53,7 +55,8 @@ def main() -> None:
             log.error("cannot go on", exc_info=None if known else error, extra={"reason": ended.reason})
     if ended.code == EX_STOPPED:
         verdict.leave(args.state, ended)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a disk without room for the log
+        sys.stderr.flush()
     if ended.code not in (0, EX_STOPPED):
         os._exit(1)  # other threads may be inside a collective that never ends
     sys.exit(0)
@@ -92,7 +95,7 @@ def exit_code(error: Exception) -> int | None:
             return EX_BEYOND_REPAIR  # from the same checkpoint, with the same data, it would end here again
         case LedgerUnavailable():
             return EX_UNAVAILABLE
-        case ClaimFailed() | SyncFailed() | SaveFailed():
+        case ClaimFailed() | SyncFailed() | SaveFailed() | DiskFull():
             return EX_FAILED  # a new lineage brings every engine up to date; a disk may have room again
     return None
 

@@ -1,0 +1,53 @@
+"""A file of JSON rows, one a line, that grows by whole rows.
+
+A row is with the operating system when the call returns. One that finds no room leaves nothing of itself; one
+that was cut off (the machine went, or an older release wrote it) stays alone on its line, which readers skip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from headrace import disk
+
+
+class RowFile:
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._file = path.open("a+b", buffering=0)
+        if self._file.tell() and self._ends_in_the_middle():
+            self.append(b"\n")
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Raises disk.DiskFull, OSError."""
+        self.append(json.dumps(row).encode() + b"\n")
+
+    @property
+    def size(self) -> int:
+        """Bytes that are in it."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def append(self, line: bytes) -> None:
+        """A row that ends in a newline. Raises disk.DiskFull, OSError."""
+        with disk.writing(self._path, len(line)):
+            before = self.size
+            left = memoryview(line)
+            try:
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError:
+                with contextlib.suppress(OSError):  # a pipe, say
+                    os.ftruncate(self._file.fileno(), before)
+                raise
+
+    def _ends_in_the_middle(self) -> bool:
+        self._file.seek(-1, os.SEEK_END)
+        return self._file.read(1) != b"\n"
+
+    def close(self) -> None:
+        self._file.close()
