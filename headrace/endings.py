@@ -39,10 +39,8 @@ _TERMINATION_LOG = "/dev/termination-log"
 
 def say_why(service: str, reason: object) -> None:
     """The last words of a process that fails, `headrace-SERVICE: REASON`: nothing is logged after them."""
-    try:
+    with contextlib.suppress(OSError):  # no room for the log: the exit code counts all the same
         print(f"headrace-{service}: {reason}", file=sys.stderr, flush=True)
-    except OSError:  # no room for the log: what is still in the stream must not change the exit code
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     file = Path(os.environ.get(REASON_FILE, _TERMINATION_LOG))
     if REASON_FILE in os.environ or file.exists():
         with contextlib.suppress(OSError):  # the log has it all the same

@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from typing import Any
 
@@ -148,21 +149,27 @@ def main() -> None:
 
 def run(config: RunConfig, timeout_s: float) -> dict[str, Checked]:
     """The sections that were reached within `timeout_s`; the first that was not has that as its problem."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace.runner.trial"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-    late = False
-    try:
-        written, said = process.communicate(json.dumps(config.to_plain()), timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        late = True
-        process.kill()
-        written, said = process.communicate()
+    with tempfile.TemporaryDirectory(prefix="headrace-trial-") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.runner.trial"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "TMPDIR": folder,
+                "TOKENIZERS_PARALLELISM": "false",
+                "VLLM_LOGGING_LEVEL": "ERROR",
+            },
+        )
+        late = False
+        try:
+            written, said = process.communicate(json.dumps(config.to_plain()), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            late = True
+            process.kill()
+            written, said = process.communicate()
     sections: dict[str, Checked] = {}
     for line in written.split("\n")[:-1]:  # one that was cut short does not count
         read = json.loads(line)
