@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+NAME = "1 to 256 printable ASCII characters without spaces"
+"""What the ledger takes as an owner, a request or a reason (`lua/_accept.lua`)."""
+
+
+def is_name(text: str) -> bool:
+    return re.fullmatch(r"[!-~]{1,256}", text) is not None
+
 
 def prefix(run: str) -> str:
     return f"headrace:{{{run}}}:"

@@ -241,6 +241,18 @@ async def test_a_second_stream_of_a_member_takes_the_place_of_the_first(make: Ma
     assert c.stats().members == {"b": 1}
 
 
+async def test_a_name_that_the_ledger_would_refuse_is_refused_at_the_door(make: Make) -> None:
+    """Taken in, it would end the coordinator at the next commit, and again after each restart."""
+    c = await make()
+    a, b, trainer = await two(c, version=0)
+    for name in ("", "a b", "x" * 257, "é", "\n"):
+        odd = Member(c.address, name)
+        c.peers.append(odd)
+        await odd.connect()
+        assert await odd.ended() is grpc.StatusCode.INVALID_ARGUMENT, name
+    await sync(trainer, 1, {a: REUSED, b: REUSED})
+
+
 async def test_one_that_went_away_after_it_paused(make: Make) -> None:
     """The group is good and so nobody is asked to join: the load is what it misses."""
     c = await make()

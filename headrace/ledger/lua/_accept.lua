@@ -4,7 +4,7 @@
 
 -- Forms. A number is a whole number from there on; version -1 is before the first commit.
 local COUNT, POSITIVE, VERSION, WHOLE = 0, 1, -1, -99999999999999
-local FLAG, SEEN, SAMPLE, NAME, TEXT, BYTES = 'flag', 'seen', 'sample', 'name', 'text', 'bytes'
+local FLAG, SEEN, SAMPLE, NAME, TEXT, BYTES, ANY = 'flag', 'seen', 'sample', 'name', 'text', 'bytes', 'any'
 
 local find = string.find
 
@@ -37,6 +37,8 @@ function wanted(form, value)
     return 'the id of a sample: ten digits'
   elseif form == BYTES then
     return #value == 0 and 'at least one byte' or nil
+  elseif form == ANY then -- a message whose fields may all have their defaults
+    return nil
   elseif form == FLAG then
     return value ~= '0' and value ~= '1' and '0 or 1' or nil
   elseif form == SEEN then -- the count of a beat as an observer saw it, or nothing

@@ -1,4 +1,4 @@
-accept({ 'owner', NAME, 'version', VERSION, 'row', COUNT, 'result', BYTES })
+accept({ 'owner', NAME, 'version', VERSION, 'row', COUNT, 'result', ANY })
 local owner, version, row = ARGV[1], ARGV[2], ARGV[3]
 if version ~= text('val:version') then return { 'refused' } end
 if call('HGET', key('val:done'), row) == owner then return { 'ok' } end

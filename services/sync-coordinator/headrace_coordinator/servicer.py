@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import grpc
 
 from headrace.environment import token_matches
+from headrace.ledger import keys
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_coordinator import session as s
@@ -72,10 +73,13 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[pb.MemberReport], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.MemberCommand]:
         first = await anext(aiter(request_iterator), None)
-        if first is None or first.WhichOneof("report") != "hello" or not first.hello.incarnation:
+        if first is None or first.WhichOneof("report") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first report must be a hello")
             return
         hello = first.hello
+        if not keys.is_name(hello.incarnation):  # the ledger would refuse it, in the middle of a round
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"an incarnation is {keys.NAME}")
+            return
         connection = MemberConnection(
             hello.incarnation, max(hello.workers, 1), hello.version, hello.paused, nccl=hello.nccl
         )
