@@ -16,7 +16,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.ledger import ArgumentRefused, SyncLedger, keys, ops, scripts
+from headrace.ledger import ArgumentRefused, LedgerError, SyncLedger, keys, ops, scripts
 from headrace.ledger.audit import compare, read_op
 from headrace.ledger.ops import Op
 
@@ -280,6 +280,23 @@ def test_a_key_that_is_no_runs_is_refused(ledgers: Ledgers) -> None:
             with pytest.raises(redis.ResponseError, match="the one key of a script"):
                 ledgers.call(script, args, *names)
     assert ledgers.dump() == before
+
+
+def test_a_service_does_not_begin_where_something_else_lies(ledgers: Ledgers) -> None:
+    ledgers.restore("idle")
+    place = keys.prefix(RUN) + "trained"
+    ledgers.client.delete(place)
+    ledgers.client.set(place, "somebody's")
+    before = ledgers.dump()
+    ledger = SyncLedger(ledgers.client, RUN)
+    for op in (ops.open_term(), ops.open_lineage(1), ops.configure(9, 2, 1, 1, 1000, "print")):
+        with pytest.raises(
+            LedgerError, match=f"the key {place} holds a string and must hold a zset".replace("{", r"\{")
+        ):
+            ledger.run(op)
+    assert ledgers.dump() == before
+    ledgers.client.delete(place)  # as the message advises
+    assert ledger.run(ops.open_term()).term == 2
 
 
 def test_the_coordinators_door_takes_the_names_that_the_ledger_takes(ledgers: Ledgers) -> None:

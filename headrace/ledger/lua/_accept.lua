@@ -25,7 +25,7 @@ end
 local wanted
 function wanted(form, value)
   if type(form) == 'number' then
-    -- In the one form that the ledger compares as text. Lua prints 14 digits: up to there Lua, JSON and Redis write alike.
+    -- In the one form that the ledger compares as text. Lua prints 14 digits: so far Lua, JSON and Redis write alike.
     local n = (value == '0' or find(value, '^%-?[1-9]%d*$')) and #value <= 15 and tonumber(value)
     if n and n >= form and n <= 99999999999999 then return nil end
     return 'a whole number from ' .. string.format('%.0f', form) .. ' to 99999999999999'
@@ -76,6 +76,22 @@ local function accept(first, group, least, most)
   else
     if given ~= fixed then refuse(given .. ' arguments, and there must be ' .. fixed) end
     check(first, 0)
+  end
+end
+
+-- Where something else than the ledger's lies under its names a script would end between two writes. Looked at when a
+-- service begins with the ledger, not at every call.
+local function check_places()
+  local shapes = { stream = { 'prompts', 'samples' }, zset = { 'retries', 'parked', 'queued', 'trained', 'val:todo' },
+    hash = { 'inflight', 'training', 'dead', 'dropped', 'members', 'beats', 'val:taken', 'val:done', 'val:rows' } }
+  for shape, names in pairs(shapes) do
+    for _, name in ipairs(names) do
+      local found = call('TYPE', key(name)).ok
+      if found ~= shape and found ~= 'none' then
+        error(redis.error_reply('HEADRACE the key ' .. key(name) .. ' holds a ' .. found .. ' and must hold a ' .. shape
+          .. ': something else has written there; delete that key, or give the run another name'))
+      end
+    end
   end
 end
 

@@ -5,7 +5,7 @@
 local META = KEYS[1]
 local PREFIX = string.sub(META, 1, -5)
 local READS = { GET = 1, HEXISTS = 1, HGET = 1, HGETALL = 1, HKEYS = 1, HLEN = 1, HMGET = 1, HVALS = 1,
-  SCAN = 1, SISMEMBER = 1, SMEMBERS = 1, TIME = 1, XLEN = 1, XRANGE = 1, ZCARD = 1, ZRANGE = 1, ZRANGEBYSCORE = 1 }
+  SCAN = 1, SISMEMBER = 1, SMEMBERS = 1, TIME = 1, TYPE = 1, XLEN = 1, XRANGE = 1, ZCARD = 1, ZRANGE = 1, ZRANGEBYSCORE = 1 }
 local wrote = false -- whether this call has changed anything
 
 local function call(name, ...)

@@ -1,4 +1,5 @@
 accept({ 'expected_lineage', COUNT, 'request', NAME })
+check_places()
 local expected, request = ARGV[1], ARGV[2]
 local reply, err = stored('open_lineage', expected, request)
 if err then return err end
