@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import stat
 import threading
@@ -227,6 +228,22 @@ def test_a_killed_server_comes_back_with_the_ledger(desk: Desk) -> None:
     output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert "ledger balanced: 4 issued = 4 ready" in output
+
+
+def test_a_runner_without_room_on_the_disk_still_ends_in_order(desk: Desk) -> None:
+    """RLIMIT_FSIZE stands for the full disk; the services have been started without it."""
+    process = desk.start("run", "run.yaml", standin="wait")
+    desk.wait_for_training()
+    limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (10, limits[1]))
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert f"{desk.layout.summary} cannot be written: " in output
+    assert "ledger balanced: 4 issued = 4 ready" in output
+    assert desk.leftovers() == []
+    code, output = desk.headrace("run", "run.yaml")  # there is room again
+    assert code == 0, output
 
 
 @pytest.fixture
