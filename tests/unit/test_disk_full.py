@@ -212,9 +212,12 @@ def test_a_server_without_room_says_so_and_keeps_what_it_acknowledged(
     assert failed.told
     assert failed.reason.startswith(f"valkey: {directory} cannot be written: ")
     monkeypatch.setattr(valkey_server, "server_binary", valkey_server.with_room)  # type: ignore[attr-defined]
+    half = directory / "appendonlydir" / "temp-appendonly.aof.incr"  # as a server that is killed leaves it
+    half.touch()
     with start_valkey(directory, "secret", log=log) as again, connect(again.url, 5.0) as client:
         assert SyncLedger(client, "small").run(ops.stats()).issued_total in (issued, issued + 1)
         assert audit(client, "small").balanced
+        assert not half.exists()
         assert valkey_server.no_room(directory, log) is None, "of an earlier start"
 
 
