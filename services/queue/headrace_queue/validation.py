@@ -20,8 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
 from headrace import disk
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
