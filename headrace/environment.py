@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 from pathlib import Path
 
+from headrace.net import is_loopback
 from headrace.redis_url import with_password
 
 SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_REDIS_PASSWORD", "HEADRACE_TOKEN")
@@ -73,7 +73,7 @@ class NoToken(ValueError):
 def token_to_listen(host: str) -> str:
     """The token of a service that listens on `host`. NoToken where others could reach it without one."""
     found = token()
-    if not _tokens(found) and not _is_loopback(host):
+    if not _tokens(found) and not is_loopback(host):
         raise NoToken(
             f"HEADRACE_TOKEN is empty, and {host} is no loopback address: whoever reaches the port could "
             "take part in the run; set it (in a cluster: the key `token` of the release's Secret)"
@@ -81,11 +81,9 @@ def token_to_listen(host: str) -> str:
     return found
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def accepted_tokens() -> list[str]:
+    """All of HEADRACE_TOKEN, the one that is sent first; empty where there is none."""
+    return _tokens(token())
 
 
 def _tokens(secret: str) -> list[str]:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import random
 import socket
+
+import psutil
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+"""Environment variables: on which network interface their listeners are."""
+LOOPBACK_INTERFACE = "lo"
 
 
 class PortTaken(OSError):
@@ -17,6 +25,24 @@ def interface_address(peer: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is an address (or the name) of this machine that no other machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has `address`. Raises ValueError when none of this machine has."""
+    if is_loopback(address):
+        return LOOPBACK_INTERFACE
+    for name, found in psutil.net_if_addrs().items():
+        if any(one.address.split("%")[0] == address for one in found):
+            return name
+    raise ValueError(f"no network interface of this machine has the address {address}")
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

@@ -7,12 +7,26 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from headrace.comm import CommunicatorError
+from headrace.net import bound_socket
 
 
 def serve_store(host: str) -> dist.TCPStore:
-    """A store on a free port; `.port` tells which. It lives as long as the returned object."""
+    """A store on a free port of `host` alone; `.port` tells which. It lives as long as the returned object.
+
+    Raises PortTaken.
+    """
+    # TCPStore serves on every interface, whatever host it is given, unless it gets a socket that is bound.
+    listener = bound_socket(host, 0)
+    listener.listen()
+    port = listener.getsockname()[1]
     return dist.TCPStore(
-        host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60), use_libuv=True
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        use_libuv=True,
+        master_listen_fd=listener.detach(),  # closed by the store
     )
 
 

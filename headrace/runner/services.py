@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace import redis_url, valkey_server
 from headrace.config import RunConfig
-from headrace.net import free_port
+from headrace.net import LOOPBACK_INTERFACE, NCCL_INTERFACE, free_port, is_loopback
 from headrace.runner.layout import RunLayout, complete_checkpoints
 from headrace.runner.processes import Service, command
 
@@ -200,6 +200,8 @@ def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str])
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        # NCCL takes any interface but this one by itself.
+        **({NCCL_INTERFACE: LOOPBACK_INTERFACE} if is_loopback(ends.host) else {}),
     }
 
 

@@ -2,7 +2,8 @@
 
 Every child is the leader of a session of its own, so the terminal's Ctrl-C does not reach it, and is
 killed by the kernel when the *thread* that started it ends (PR_SET_PDEATHSIG): start children from the
-main thread. What a child itself has started is not covered by that; `headrace.runner.guardian` is.
+main thread. What a child itself has started is not covered by that but by `headrace.runner.guardian`, and
+arms itself where it is ours.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 
 
-def _die_with(parent: int) -> Callable[[], None]:
-    """What the child does between fork and exec."""
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """What a child of `parent` does, between fork and exec or early in its life: from then on it gets
+    `number` when the thread that has started it ends, in whatever way."""
 
     def arm() -> None:
         if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
             if os.getppid() != parent:  # the parent died before the line above
                 os._exit(1)
 
@@ -55,7 +57,7 @@ def spawn(
             cwd=cwd,
             pass_fds=tuple(pass_fds),
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=die_with(os.getpid()),
         )
 
 

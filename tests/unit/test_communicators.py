@@ -14,6 +14,7 @@ import torch
 
 from headrace.comm import CommunicatorError, connect, nccl_version
 from headrace.comm.store import client_store, serve_store
+from tests.listeners import answers, listeners, other_addresses
 from tests.unit.children import PATIENCE_S, Children
 
 CPU = torch.device("cpu")
@@ -44,6 +45,17 @@ def _peer(rank: int, pipe: Connection, port: int, world_size: int) -> None:
                     os._exit(0)
         except CommunicatorError as error:
             pipe.send(("ok", f"CommunicatorError: {error}"))
+
+
+def test_the_store_is_where_it_was_told_to_be() -> None:
+    """And on no other interface: whoever reaches it needs no credential."""
+    before = listeners([os.getpid()])
+    store = serve_store("127.0.0.1")
+    (there,) = listeners([os.getpid()]) - before
+    assert (there.address, there.port) == ("127.0.0.1", store.port)
+    assert not [address for address in other_addresses() if answers(address, store.port)]
+    del store
+    assert listeners([os.getpid()]) == before
 
 
 def open_fds() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +39,25 @@ def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(net, "_given", set())
         monkeypatch.setattr(random, "randint", lambda low, high: next(drawn))
         assert net.free_port() == other
+
+
+def test_loopback_is_what_no_other_machine_reaches() -> None:
+    assert all(map(net.is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(net.is_loopback, ("0.0.0.0", "::", "10.0.0.1", "fd00::1", "coordinator", "")))
+
+
+def test_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {
+        "lo": [SimpleNamespace(address="127.0.0.1")],
+        "eth0": [SimpleNamespace(address="10.1.2.3"), SimpleNamespace(address="fe80::1%eth0")],
+    }
+    monkeypatch.setattr(net.psutil, "net_if_addrs", lambda: there)
+    assert [net.interface_of(a) for a in ("127.0.0.2", "::1", "10.1.2.3", "fe80::1")] == [
+        *("lo", "lo", "eth0", "eth0")
+    ]
+    with pytest.raises(ValueError, match=r"no network interface of this machine has the address 10\.0\.0\.9"):
+        net.interface_of("10.0.0.9")
+
+
+def test_loopback_is_called_as_gloo_and_nccl_are_told() -> None:
+    assert net.LOOPBACK_INTERFACE in net.psutil.net_if_addrs()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -123,3 +125,32 @@ def test_ranks_that_a_signal_ends_have_not_stopped_in_order(tmp_path: Path) -> N
     assert agent.wait(60) == 1
     found = verdict.find(tmp_path)
     assert found == verdict.Verdict(1, "SIGTERM has ended the ranks before they had saved")
+
+
+def test_ranks_end_with_their_agent_however_it_ends(tmp_path: Path) -> None:
+    """kill -9 of launcher and agent, with nobody left who would look for their ranks."""
+    config = tmp_path / "run.yaml"
+    os.mkfifo(config)  # a real rank, which waits here
+    args = argparse.Namespace(config=config, host="", port=0)
+    with launcher._store_socket("127.0.0.1") as store:
+        start = pb.NodeStart(launch="L1", store=launcher._address(store))
+        words = launcher._command(CONFIG, args, start, store, tmp_path, tmp_path)
+        agent = subprocess.Popen(words, cwd=tmp_path, pass_fds=[store.fileno()])
+    writer = until(lambda: _writer(config), "the rank to read its configuration")
+    (rank,) = psutil.Process(agent.pid).children()
+    agent.kill()
+    agent.wait(10)
+    try:
+        until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE, "its end", 10.0)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.kill()
+        os.close(writer)
+
+
+def _writer(fifo: Path) -> int | None:
+    """A descriptor of its writing end, once somebody reads."""
+    try:
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -89,6 +90,29 @@ def ranks(made: Launcher) -> int | None:
     """Of a launch of one node."""
     with launcher._store_socket("127.0.0.1") as store:
         return made._ranks(pb.NodeStart(launch="L1", store=launcher._address(store)), store, None)
+
+
+@pytest.mark.parametrize(
+    ("address", "users", "expected"),
+    [
+        ("127.0.0.1", "", "lo"),
+        ("127.0.0.1", "eth7", "lo"),  # one node: nobody else is to be reached
+        ("10.1.2.3", "", "eth0"),
+        ("10.1.2.3", "eth7", "eth7"),
+    ],
+)
+def test_gloo_listens_where_the_ranks_meet(
+    made: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, users: str, expected: str
+) -> None:
+    """And not where the host's name leads."""
+    monkeypatch.setattr(launcher, "interface_of", lambda a: {"127.0.0.1": "lo", "10.1.2.3": "eth0"}[a])
+    monkeypatch.setattr(launcher, "_command", lambda *_: ["sh", "-c", f"env > {tmp_path}/env"])
+    if users:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", users)
+    with launcher._store_socket("127.0.0.1") as store:
+        bound = SimpleNamespace(getsockname=lambda: (address, 1), fileno=store.fileno, close=store.close)
+        made._ranks(pb.NodeStart(launch="L1", store="127.0.0.1:1"), bound, None)  # type: ignore[arg-type]
+    assert f"GLOO_SOCKET_IFNAME={expected}" in (tmp_path / "env").read_text().splitlines()
 
 
 def stopped_when(made: Launcher, is_time: Callable[[], bool]) -> threading.Thread:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from headrace.config import RunConfig
+from headrace.net import GLOO_INTERFACE, LOOPBACK_INTERFACE
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.layout import units_from_pb
 from headrace.wire import FinishReason, Segment, Trajectory, extend
@@ -66,6 +67,10 @@ class Engine:
         # of all sizes that is hundreds of megabytes, and looks like a leak.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
         os.environ["OMP_NUM_THREADS"] = str(e.omp_threads)
+        # The engine's own group never leaves this machine; else it listens where the host's name leads.
+        os.environ[GLOO_INTERFACE] = LOOPBACK_INTERFACE
+        # Nor do its Unix sockets, which take pickles: no other user may write to them.
+        os.umask(os.umask(0o022) | 0o022)
         if e.tensor_parallel_size == 1:
             # On CPU: the engine core runs the model itself instead of one more process beside it.
             os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -26,8 +25,9 @@ from pathlib import Path
 from headrace import environment
 from headrace.config import RunConfig
 from headrace.endings import EX_CONFIG, EX_FAILED, EX_STOPPED, FINAL, say_why
-from headrace.net import bound_socket, interface_address
+from headrace.net import GLOO_INTERFACE, bound_socket, interface_address, interface_of, is_loopback
 from headrace.runner.guardian import MARK, kill_marked
+from headrace.runner.spawn import die_with
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import heartbeat, verdict
 from headrace_trainer.launch_stream import LaunchRefused, LaunchStream
@@ -42,6 +42,8 @@ FORGIVEN_AFTER_S = 120.0
 """Ranks that ran for so long start again with a clean record."""
 BACKEND = "launch"
 """torchrun's name for the meeting of `node_agent`, which is not imported here: it takes torch with it."""
+AGENT = "HEADRACE_NODE_AGENT"
+"""Environment variable of the ranks: the process with which they end."""
 _MEET_S = 600.0
 """How long the nodes of a launch may take until their agents have met."""
 _POLL_S = 0.2
@@ -135,9 +137,9 @@ class Launcher:
         self._heart.ranks_begin(self._config.trainer.n_gpus_per_node)
         self._child = subprocess.Popen(
             _command(self._config, self._args, start, store, self._folder, self._heart.directory),
-            env={**os.environ, MARK: mark},
+            env={**os.environ, **_where_gloo_listens(store), MARK: mark},
             start_new_session=True,  # a Ctrl-C of the terminal is for this process, which passes it on
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with(os.getpid(), signal.SIGTERM),
             pass_fds=[] if start.number else [store.fileno()],
         )
         store.close()  # the child has it; a port that nobody serves any more must refuse
@@ -180,9 +182,15 @@ def _wait(child: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def _die_with_parent() -> None:
-    """Linux: the child gets SIGTERM when this process is killed in whatever way."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+def _where_gloo_listens(store: socket.socket) -> dict[str, str]:
+    """For the ranks: on the interface of the store's address, whatever the host's name resolves to.
+
+    A choice of the user's stands where there are other nodes to choose for.
+    """
+    address = store.getsockname()[0]
+    if not is_loopback(address) and GLOO_INTERFACE in os.environ:
+        return {}
+    return {GLOO_INTERFACE: interface_of(address)}
 
 
 def _store_socket(host: str) -> socket.socket:

@@ -16,6 +16,7 @@ One that was killed has not: this process says which it was, and by which signal
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -38,7 +39,7 @@ from torch.distributed.run import parse_args, run
 from headrace.endings import EX_FAILED
 from headrace.runner.processes import describe_exit
 from headrace_trainer import verdict
-from headrace_trainer.launcher import BACKEND
+from headrace_trainer.launcher import AGENT, BACKEND
 from headrace_trainer.verdict import Verdict
 
 _LAST_WORDS_S = 2.0
@@ -114,6 +115,7 @@ class LaunchRendezvous(RendezvousHandler):
 def main() -> int:
     folder, arguments = Path(sys.argv[1]), parse_args(sys.argv[2:])
     rendezvous_handler_registry.register(BACKEND, LaunchRendezvous)
+    os.environ[AGENT] = str(os.getpid())  # torchrun's ranks would live on without it
     try:
         run(arguments)
     except ChildFailedError as error:

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headrace import environment
 from headrace.gpu_arithmetic import Sharing
 from headrace_trainer import heartbeat
+from headrace_trainer.signed_objects import sign_objects
 
 
 def keep_to_share(device: torch.device, shared: Sharing) -> None:
@@ -35,6 +37,7 @@ class Ranks:
         )
         if device == "cuda":
             torch.cuda.set_device(self.device)
+        sign_objects(environment.accepted_tokens(), os.environ.get("TORCHELASTIC_RUN_ID", ""))
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()

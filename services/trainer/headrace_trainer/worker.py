@@ -19,9 +19,11 @@ from headrace.disk import DiskFull
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED, EX_UNAVAILABLE
 from headrace.ledger.client import AdoptError, LedgerUnavailable, LedgerWentBack, LoginRefused
 from headrace.runner.in_cluster import leave_config
+from headrace.runner.spawn import die_with
 from headrace_trainer import heartbeat, metrics, verdict
 from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
 from headrace_trainer.checkpoint import SaveFailed
+from headrace_trainer.launcher import AGENT
 from headrace_trainer.loop import NotFinite, NothingTrained, Trainer, sync_limit_s
 from headrace_trainer.ranks import Ranks, keep_to_share
 from headrace_trainer.sync_client import SyncFailed
@@ -38,6 +40,8 @@ def main() -> None:
     parser.add_argument("--state", type=Path, required=True, help="directory shared with the launcher")
     parser.add_argument("--heartbeat", type=Path, help="directory of this node's heartbeats")
     args = parser.parse_args()
+    if agent := os.environ.get(AGENT):
+        die_with(int(agent))()
     logs.setup(f"trainer-{os.environ.get('RANK', '0')}")
     if args.heartbeat is not None:
         rank = int(os.environ.get("LOCAL_RANK", "0"))

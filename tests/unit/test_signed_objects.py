@@ -1,0 +1,72 @@
+"""Ranks read objects of each other, and of nobody who has only taken a rank's place."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from headrace.comm.store import serve_store
+from headrace_trainer.signed_objects import Unsigned, sign_objects
+from tests.unit.children import Children
+
+
+class Attack:
+    """Whoever unpickles it makes a directory."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def _other_rank(rank: int, pipe: Connection, port: int, target: str) -> None:
+    """Sends the attack as often as it is told how: (tokens, launch), or None for torch as it is."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    plain = distributed_c10d._pickler
+    while (signs := pipe.recv()) != "end":
+        distributed_c10d._pickler = plain
+        if signs is not None:
+            sign_objects(*signs)
+        dist.gather_object(Attack(target), dst=0)
+    pipe.send(("ok", "done"))
+
+
+@pytest.fixture
+def torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(distributed_c10d, "_pickler", pickle.Pickler)
+    monkeypatch.setattr(distributed_c10d, "_unpickler", pickle.Unpickler)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("torch_as_it_is")
+def test_a_stranger_in_a_ranks_place_runs_no_code(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    store = serve_store("127.0.0.1")
+    with Children(_other_rank, range(1, 2), store.port, str(target)) as children:
+        dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+
+        def gather(other: tuple[list[str], str] | None) -> None:
+            children.tell(1, other)
+            dist.gather_object("mine", [None, None], dst=0)
+
+        sign_objects(["new", "old"], "launch-1")
+        for stranger in (None, ([], "launch-1"), (["guess"], "launch-1"), (["new"], "launch-2")):
+            with pytest.raises(Unsigned, match="no rank of this run"):
+                gather(stranger)
+            assert not target.exists(), stranger
+        for rank in (["new", "old"], ["old", "new"]):  # the second: while a token is being replaced
+            gather((rank, "launch-1"))
+            target.rmdir()  # a rank is trusted with code
+        children.tell(1, "end")
+        assert children.answer(1) == "done"
