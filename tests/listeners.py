@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
 import stat
@@ -14,7 +13,6 @@ from pathlib import Path
 import psutil
 
 from headrace.net import is_loopback
-from headrace.runner.guardian import MARK, marked
 
 _LISTENS = 0x10000
 """In the flags of /proc/net/unix."""
@@ -33,18 +31,12 @@ class Listener:
         return is_loopback(self.address.removeprefix("::ffff:"))  # gRPC binds such a mapped address
 
 
-def family(pid: int) -> set[int]:
-    """Ids of all processes that a runner or a pod has started, whatever became of their parents."""
-    found = {pid}
-    with contextlib.suppress(psutil.Error):
-        children = psutil.Process(pid).children(recursive=True)
-        found |= {child.pid for child in children}
-        for child in children:
-            with contextlib.suppress(psutil.Error):
-                if mark := child.environ().get(MARK):
-                    found |= set(marked(mark.split("/")[0]))
-                    break
-    return found
+def tree_of(pid: int) -> set[int]:
+    """Ids of a process and of all that it has started, directly or not."""
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def listeners(pids: Iterable[int]) -> set[Listener]:
@@ -98,8 +90,17 @@ def _socket_inodes(pid: int) -> Iterator[str]:
                     yield target[len("socket:[") : -1]
 
 
+def outward() -> tuple[str, str] | None:
+    """Interface and IPv4 address on which others reach this machine; None where there is no network."""
+    for name, addresses in psutil.net_if_addrs().items():
+        for a in addresses:
+            if a.family == socket.AF_INET and not is_loopback(a.address):
+                return name, a.address
+    return None
+
+
 def other_addresses() -> list[str]:
-    """Of this machine, other than those on which a loopback listener listens.
+    """Of this machine, but not those on which a loopback listener listens.
 
     127.0.0.2 stands for them where there is no network: it reaches what listens on every interface, and
     nothing that listens on 127.0.0.1.
@@ -107,10 +108,8 @@ def other_addresses() -> list[str]:
     found = ["127.0.0.2"]
     for addresses in psutil.net_if_addrs().values():
         for a in addresses:
-            if a.family in (socket.AF_INET, socket.AF_INET6):
-                ip = ipaddress.ip_address(a.address.split("%")[0])
-                if not ip.is_loopback and not ip.is_link_local:
-                    found.append(str(ip))
+            if a.family in (socket.AF_INET, socket.AF_INET6) and not is_loopback(a.address):
+                found.append(a.address)
     return found
 
 

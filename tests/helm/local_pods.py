@@ -1,7 +1,7 @@
 """Pods as processes of this machine: containers' commands, variables and files as a manifest gives them.
 
 What a kubelet would do, and no more: init containers first, `$(NAME)` and `valueFrom` filled in, volumes as
-folders. Paths of volumes become folders below one of the test's, names of Services the loopback address.
+folders. Paths of volumes become folders below one of the test's, names of Services one address.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.helm.objects import Object, Pod, of_kind, pods
+from tests.listeners import Listener, listeners, open_unix_sockets, tree_of
 
 _END_S = 60.0
 _PROBE_S = 30.0
@@ -28,9 +29,17 @@ _PROBE_S = 30.0
 
 
 class LocalPods:
-    def __init__(self, objects: Sequence[Object], folder: Path, volumes: dict[str, Path]) -> None:
-        """`volumes`: folders for absolute paths; those of a pod's own (scratch, tmp) are made here."""
+    def __init__(
+        self,
+        objects: Sequence[Object],
+        folder: Path,
+        volumes: dict[str, Path],
+        address: str = "127.0.0.1",
+    ) -> None:
+        """`volumes`: folders for absolute paths; those of a pod's own (scratch, tmp) are made here.
+        `address`: every pod's and every Service's, one of this machine."""
         self.folder = folder
+        self.address = address
         self._pods = {pod.component: pod for pod in pods(objects)}
         self._services = sorted((o["metadata"]["name"] for o in of_kind(objects, "Service")), reverse=True)
         self._secrets = {
@@ -70,6 +79,10 @@ class LocalPods:
         """On which its main container listens."""
         return self._pods[component].port_names[name]
 
+    def ports(self, component: str) -> dict[int, str]:
+        """Names of all on which its main container listens."""
+        return {port: name for name, port in self._pods[component].port_names.items()}
+
     def execute(self, component: str, *words: str) -> tuple[int, str]:
         """`kubectl exec` in its main container: exit code, and all that is printed."""
         done = subprocess.run(
@@ -93,15 +106,25 @@ class LocalPods:
                 code, said = self.execute(component, *words)
                 return f"{code}: {said}" if code else ""
             case {"httpGet": {"path": path, "port": name}}:
-                url = f"http://127.0.0.1:{pod.port_names[name]}{path}"
+                url = f"http://{self.address}:{pod.port_names[name]}{path}"
                 answer = httpx.get(url, timeout=_PROBE_S, trust_env=False)
                 return "" if answer.status_code == 200 else f"{path}: {answer.text}"
             case {"grpc": {"port": port}}:
-                with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
+                with grpc.insecure_channel(
+                    f"{self.address}:{port}", [("grpc.enable_http_proxy", 0)]
+                ) as channel:
                     stub = health_pb2_grpc.HealthStub(channel)
                     reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=_PROBE_S)
                 return "" if reply.status == health_pb2.HealthCheckResponse.SERVING else str(reply)
         raise AssertionError(f"{component}: a kubelet knows more kinds of probes than these: {probe}")
+
+    def doors(self) -> dict[str, tuple[set[Listener], set[str]]]:
+        """By container that runs: where its processes listen, and its Unix sockets that others may use."""
+        found = {}
+        for name, process in self.running.items():
+            pids = tree_of(process.pid)
+            found[name] = listeners(pids), open_unix_sockets(pids)
+        return found
 
     def ended(self) -> dict[str, int]:
         """Exit codes of the containers that ended by themselves."""
@@ -136,7 +159,7 @@ class LocalPods:
             return subprocess.Popen(words, env=environment, cwd=self.folder, stdout=log, stderr=log)
 
     def _environment(self, pod: Pod, container: dict[str, Any]) -> dict[str, str]:
-        fields = {"metadata.name": f"{pod.component}-0", "status.podIP": "127.0.0.1"}
+        fields = {"metadata.name": f"{pod.component}-0", "status.podIP": self.address}
         out = {"PATH": f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
         out |= {k: v for k, v in os.environ.items() if k in ("PYTHONPATH", "LD_LIBRARY_PATH")}
         for variable in container.get("env", []):
@@ -157,5 +180,5 @@ class LocalPods:
         # In one pass: what a path has become may begin like another one.
         text = re.sub(rf"(?<![\w/.-])({longest_first})(?![\w-])", lambda found: str(places[found[1]]), text)
         for service in self._services:
-            text = re.sub(rf"(?<![\w-]){re.escape(service)}(?=[:/])", "127.0.0.1", text)
+            text = re.sub(rf"(?<![\w-]){re.escape(service)}(?=[:/])", self.address, text)
         return text

@@ -13,7 +13,7 @@ import yaml
 
 from headrace import config_load, reachable, valkey_server
 from headrace.ledger.audit import audit
-from headrace.net import free_port
+from headrace.net import free_port, is_loopback
 from headrace.redis_connect import connect
 from headrace.redis_url import with_password
 from headrace.runner.in_cluster import leave_config
@@ -23,6 +23,7 @@ from tests.helm import charts
 from tests.helm.local_pods import LocalPods
 from tests.helm.objects import read
 from tests.helm.tools import ROOT, run_helm
+from tests.listeners import outward
 from tests.waiting import until
 
 PARTS = ("redis", "coordinator", "queue", "rollouter", "trainer")
@@ -62,7 +63,9 @@ def run(tmp_path: Path) -> Iterator[LocalPods]:
         path.mkdir(parents=True, exist_ok=True)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "valkey-server").symlink_to(valkey_server.server_binary(tmp_path))
-    made = LocalPods(read(manifests(tmp_path)), tmp_path, volumes)
+    # Not loopback, where there is another: so what a pod keeps to itself can be told from its doors.
+    _, address = outward() or ("lo", "127.0.0.1")
+    made = LocalPods(read(manifests(tmp_path)), tmp_path, volumes, address)
     yield made
     made.close()
 
@@ -176,6 +179,33 @@ def assert_has_time(events: Sequence[dict[str, Any]]) -> None:
     } <= seen
 
 
+def assert_listens_as_the_flows_say(run: LocalPods) -> int:
+    """Every port that others reach is one to which the table lets somebody connect. Returns their number."""
+    flows = yaml.safe_load((charts.CHART / "flows.yaml").read_text())["flows"]
+    opened = yaml.safe_load((charts.CHART / "values.yaml").read_text())["networkPolicy"]["ephemeralPorts"]
+    seen: set[tuple[str, str]] = set()
+    for part, (there, open_sockets) in run.doors().items():
+        assert not open_sockets, part
+        listed = {flow["port"] for flow in flows if flow["to"] == part}
+        names = run.ports(part)
+        for one in there:
+            if one.on_loopback and not is_loopback(run.address):
+                continue  # for this pod alone
+            port = names.get(one.port, "ephemeral")
+            assert port in listed, one
+            assert one.kind == "tcp", one
+            if port == "ephemeral":
+                assert one.address.removeprefix("::ffff:") == run.address, one
+                assert opened["from"] <= one.port <= opened["to"], one
+            seen.add((part, port))
+    assert seen == {
+        *(("redis", "redis"), ("coordinator", "grpc"), ("coordinator", "metrics"), ("queue", "http")),
+        *(("rollouter", "http"), ("rollouter", "ephemeral")),
+        *(("trainer", "metrics"), ("trainer", "ephemeral")),
+    }
+    return len(seen)
+
+
 def ask(
     run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **changes: str
 ) -> tuple[object, str]:
@@ -196,19 +226,22 @@ def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
         run.start(part)
 
     heartbeats: set[str] = set()
+    looked: list[int] = []
+    metrics = tmp_path / "runs" / "demo" / "metrics.jsonl"
 
     def completed() -> bool:
         heartbeats.update(file.name for file in (tmp_path / "scratch" / "heartbeat").glob("*"))
         assert run.ended() == {}, {name: run.log(name)[-4000:] for name in run.ended()}
+        if not looked and metrics.exists() and "\n" in metrics.read_text():
+            looked.append(assert_listens_as_the_flows_say(run))
         return "completed; waiting to be stopped" in run.log("trainer")
 
     until(completed, f"the run to be complete; logs: {tmp_path}", timeout_s=400)
     assert heartbeats == {"launcher", "rank-0"}
+    assert looked
     for part, kinds in PROBES.items():
         assert [run.probe(part, kind) for kind in kinds] == [""] * len(kinds), part
-    rows = [
-        json.loads(line) for line in (tmp_path / "runs" / "demo" / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert len(rows) == 6
     assert (tmp_path / "runs" / "demo" / "final" / "config.json").exists()
     told = run.variables("trainer")

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,6 +26,15 @@ from tests.integration.run_process import (
     processes_of,
     temporary_directory,
     wait_for,
+)
+from tests.listeners import (
+    Listener,
+    answers,
+    listeners,
+    open_unix_sockets,
+    other_addresses,
+    outward,
+    tree_of,
 )
 
 READING = ("trainer.logger=[console,tensorboard]", "dump.samples_per_update=32")
@@ -48,13 +59,50 @@ def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> tuple
     # On a machine with Python and no compiler, as the README asks for.
     prometheus = ["prometheus"] if shutil.which("prometheus") else []
     machine = no_compiler.environment(tmp_path_factory.mktemp("machine") / "machine", prometheus)
+    # Where Gloo and NCCL would listen if nobody told them otherwise.
+    interface, _ = outward() or ("lo", "")
+    machine |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     process = run.start(*(f"--{name}" for name in prometheus), env={**machine, "TMPDIR": str(temporary)})
-    wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
+    doors: list[dict[str, Any]] = []
+    for updates in (1, UPDATES // 2):
+        wait_for(f"{updates} updates", lambda n=updates: len(run.rows()) >= n, process, 300)
+        doors.append(look_at_doors(process.pid))
+    (run.directory / "doors.json").write_text(json.dumps(doors))
     (run.directory / "scraped.json").write_text(json.dumps(scrape(run)))
     assert any(temporary.glob("headrace-run-*/rollouter-0/*")), "vLLM's sockets lie elsewhere"
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output[-6000:]
     return run, output
+
+
+def look_at_doors(pid: int) -> dict[str, Any]:
+    """Where a run's processes listen, and what answers on this machine's other addresses."""
+    pids = tree_of(pid)
+    there = listeners(pids)
+    return {
+        "listeners": [asdict(one) for one in sorted(there)],
+        "reached": [(a, one.process) for one in there for a in other_addresses() if answers(a, one.port)],
+        "open": sorted(open_unix_sockets(pids)),
+    }
+
+
+def test_nothing_listens_but_on_loopback(finished: tuple[Run, str]) -> None:
+    run, _ = finished
+    for look in json.loads((run.directory / "doors.json").read_text()):
+        there = [Listener(**one) for one in look["listeners"]]
+        assert not [one for one in there if not one.on_loopback or one.kind != "tcp"]
+        assert look["reached"] == []
+        assert look["open"] == []
+        for part in (
+            "valkey-server",
+            "headrace_coordinator",
+            "headrace_queue",
+            "headrace_rollouter",
+            "VLLM::EngineCore",
+            "headrace_trainer.node_agent",
+            "headrace_trainer.worker",
+        ):
+            assert any(part in one.process for one in there), f"{part} has not been looked at"
 
 
 def scrape(run: Run) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""What the trainer's ranks tell each other beside gradients: small JSON values, never pickles."""
+"""What the trainer's ranks tell each other beside gradients: small JSON values, signed, never pickles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from headrace import environment
 from headrace.gpu_arithmetic import Sharing
 from headrace_trainer import heartbeat
-from headrace_trainer.signed_objects import sign_objects
+from headrace_trainer.signatures import Signatures, sign_objects
 
 
 def keep_to_share(device: torch.device, shared: Sharing) -> None:
@@ -37,7 +37,10 @@ class Ranks:
         )
         if device == "cuda":
             torch.cuda.set_device(self.device)
-        sign_objects(environment.accepted_tokens(), os.environ.get("TORCHELASTIC_RUN_ID", ""))
+        self._signatures = Signatures(
+            environment.accepted_tokens(), os.environ.get("TORCHELASTIC_RUN_ID", "")
+        )
+        sign_objects(self._signatures)
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -53,18 +56,18 @@ class Ranks:
 
     def share(self, value: Any) -> Any:
         """Rank 0's `value` on every rank. It must survive JSON."""
-        raw = json.dumps(value).encode() if self.is_first else b""
+        raw = self._signatures.sign(json.dumps(value).encode()) if self.is_first else b""
         size = torch.tensor([len(raw)])
         _wait(dist.broadcast(size, 0, group=self.control, async_op=True))
         buffer = torch.empty(int(size), dtype=torch.uint8)
         if self.is_first:
             buffer.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
         _wait(dist.broadcast(buffer, 0, group=self.control, async_op=True))
-        return json.loads(bytes(buffer.tolist())) if not self.is_first else value
+        return json.loads(self._signatures.read(bytes(buffer.tolist()))) if not self.is_first else value
 
     def gather_all(self, value: Any) -> list[Any]:
         """Every rank's `value`, in order of rank, on every rank."""
-        raw = json.dumps(value).encode()
+        raw = self._signatures.sign(json.dumps(value).encode())
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(raw)
         _wait(dist.all_reduce(sizes, group=self.control, async_op=True))
@@ -73,7 +76,8 @@ class Ranks:
         mine[: len(raw)].copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
         rows = [torch.empty(width, dtype=torch.uint8) for _ in range(self.world_size)]
         _wait(dist.all_gather(rows, mine, group=self.control, async_op=True))
-        return [json.loads(bytes(row[: int(n)].tolist())) for row, n in zip(rows, sizes, strict=True)]
+        told = [bytes(row[: int(n)].tolist()) for row, n in zip(rows, sizes, strict=True)]
+        return [json.loads(self._signatures.read(one)) for one in told]
 
     def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's (B_r, T_r) tensor, in order of rank, padded with zeros to the widest T."""

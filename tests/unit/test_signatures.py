@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from headrace.comm.store import serve_store
-from headrace_trainer.signed_objects import Unsigned, sign_objects
+from headrace_trainer import ranks as ranks_module
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.signatures import Signatures, Unsigned, sign_objects
+from tests.single_rank import single_rank
 from tests.unit.children import Children
 
 
@@ -36,7 +41,7 @@ def _other_rank(rank: int, pipe: Connection, port: int, target: str) -> None:
     while (signs := pipe.recv()) != "end":
         distributed_c10d._pickler = plain
         if signs is not None:
-            sign_objects(*signs)
+            sign_objects(Signatures(*signs))
         dist.gather_object(Attack(target), dst=0)
     pipe.send(("ok", "done"))
 
@@ -60,9 +65,9 @@ def test_a_stranger_in_a_ranks_place_runs_no_code(tmp_path: Path) -> None:
             children.tell(1, other)
             dist.gather_object("mine", [None, None], dst=0)
 
-        sign_objects(["new", "old"], "launch-1")
+        sign_objects(Signatures(["new", "old"], "launch-1"))
         for stranger in (None, ([], "launch-1"), (["guess"], "launch-1"), (["new"], "launch-2")):
-            with pytest.raises(Unsigned, match="no rank of this run"):
+            with pytest.raises(Unsigned, match="no rank of this launch"):
                 gather(stranger)
             assert not target.exists(), stranger
         for rank in (["new", "old"], ["old", "new"]):  # the second: while a token is being replaced
@@ -70,3 +75,30 @@ def test_a_stranger_in_a_ranks_place_runs_no_code(tmp_path: Path) -> None:
             target.rmdir()  # a rank is trusted with code
         children.tell(1, "end")
         assert children.answer(1) == "done"
+
+
+@pytest.mark.parametrize("spoil", [lambda m: m[:-1], lambda m: m[1:], lambda m: m + b" ", lambda m: b""])
+def test_a_message_is_read_whole_or_not_at_all(spoil: Callable[[bytes], bytes]) -> None:
+    ours = Signatures(["word"], "launch")
+    message = ours.sign(b'{"checkpoint": "step_1"}')
+    assert ours.read(message) == b'{"checkpoint": "step_1"}'
+    with pytest.raises(Unsigned):
+        ours.read(spoil(message))
+
+
+def test_a_rank_does_not_listen_to_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shared names, say, the checkpoint that all load."""
+    monkeypatch.setenv("HEADRACE_TOKEN", "word")
+    with single_rank() as ranks:
+        assert ranks.gather_all("step_1") == ["step_1"]
+        stranger = Signatures(["another"], "")
+        monkeypatch.setattr(ranks._signatures, "sign", stranger.sign)
+        with pytest.raises(Unsigned):
+            ranks.gather_all("step_1")
+        sent = iter([[len(message := stranger.sign(b'"/tmp/theirs"'))], list(message)])
+        done = SimpleNamespace(wait=lambda _: None)
+        broadcast = lambda tensor, *_, **__: (tensor.copy_(torch.tensor(next(sent))), done)[1]  # noqa: E731
+        monkeypatch.setattr(ranks_module.dist, "broadcast", broadcast)
+        monkeypatch.setattr(Ranks, "is_first", False)
+        with pytest.raises(Unsigned):
+            ranks.share(None)
