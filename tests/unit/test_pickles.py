@@ -6,7 +6,6 @@ A pickle is code of whoever has made it.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,11 +57,12 @@ def found_in(source: str) -> Iterator[str]:
                 yield from (n for alias in names if (n := _module(alias.name)))
             case ast.ImportFrom(module=str(module), names=names):
                 for alias in names:
-                    if name := _module(f"{module}.{alias.name}") or _module(module):
-                        yield name
+                    name = f"{module}.{alias.name}"
+                    if listed := _module(name) or _module(module):
+                        yield listed
+                    yield from _calls(name)
             case ast.Attribute() | ast.Name():
-                name = ast.unparse(node)
-                yield from (call for call in CALLS if re.search(rf"(^|\.){re.escape(call)}$", name))
+                yield from _calls(ast.unparse(node))
             case ast.keyword(arg=str(key), value=ast.Constant(value=value)) if (
                 key in ARGUMENTS and value is ARGUMENTS[key]
             ):
@@ -71,6 +71,10 @@ def found_in(source: str) -> Iterator[str]:
                 k.arg == "Loader" for k in node.keywords
             ):
                 yield "yaml.load"
+
+
+def _calls(name: str) -> Iterator[str]:
+    yield from (call for call in CALLS if f".{name}".endswith(f".{call}"))
 
 
 def _module(name: str) -> str | None:
@@ -100,8 +104,9 @@ def test_pickles_are_where_the_list_says() -> None:
         ("import torch.distributed.checkpoint as dcp", "torch.distributed.checkpoint"),
         ("torch.load(path)", "torch.load"),
         ("read = torch.load", "torch.load"),
+        ("from torch import load", "torch.load"),
         ("dist.gather_object(1)", "gather_object"),
-        ("from concurrent.futures import ProcessPoolExecutor\nProcessPoolExecutor()", "ProcessPoolExecutor"),
+        ("from concurrent.futures import ProcessPoolExecutor", "ProcessPoolExecutor"),
         ("np.load(path, allow_pickle=True)", "allow_pickle=True"),
         ("x(weights_only=False)", "weights_only=False"),
         ("yaml.load(text)", "yaml.load"),
