@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 
 from headrace.runner.spawn import die_with
 
 
 def register() -> None:
     """Make the `headrace` weight-transfer backend known to vLLM. Called more than once per process."""
-    if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
-        die_with(parent.pid)()  # an engine core would serve on for nobody
+    starter = multiprocessing.parent_process()
+    if starter is not None and starter.pid == os.getppid():  # no server that forks stands between
+        die_with(starter.pid)()  # an engine core would serve on for nobody
 
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
