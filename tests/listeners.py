@@ -46,13 +46,14 @@ def listeners(pids: Iterable[int]) -> set[Listener]:
     for c in psutil.net_connections("inet"):
         udp = c.type == socket.SOCK_DGRAM
         if c.pid in wanted and (not c.raddr if udp else c.status == psutil.CONN_LISTEN):
-            found.add(Listener(_name(c.pid), c.laddr.ip, c.laddr.port, "udp" if udp else "tcp"))
+            found.add(Listener(command_of(c.pid)[:160], c.laddr.ip, c.laddr.port, "udp" if udp else "tcp"))
     return found
 
 
-def _name(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """Its command line; its number when it has ended."""
     try:
-        return " ".join(psutil.Process(pid).cmdline()).strip()[:160]
+        return " ".join(psutil.Process(pid).cmdline()).strip()
     except psutil.Error:
         return str(pid)
 

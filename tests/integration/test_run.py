@@ -30,6 +30,7 @@ from tests.integration.run_process import (
 from tests.listeners import (
     Listener,
     answers,
+    command_of,
     listeners,
     open_unix_sockets,
     other_addresses,
@@ -81,6 +82,8 @@ def look_at_doors(pid: int) -> dict[str, Any]:
         "listeners": [asdict(one) for one in sorted(there)],
         "reached": [(a, one.process) for one in there for a in other_addresses() if answers(a, one.port)],
         "open": sorted(open_unix_sockets(pids)),
+        # Everybody may see them: no secret may be in this file, as in no other.
+        "commands": [command_of(one) for one in sorted(pids)],
     }
 
 
