@@ -42,6 +42,7 @@ ALLOWED = {
     ("headrace_trainer/checkpoint.py", "torch.distributed.checkpoint"): "the run's own checkpoints; objects "
     "between ranks are signed",
     ("headrace_trainer/export.py", "torch.distributed.checkpoint"): "the checkpoint that the user names",
+    ("headrace_trainer/shards.py", "torch.distributed.checkpoint"): "safetensors, without a process group",
     ("headrace_rollouter/vllm_plugin.py", "multiprocessing"): "asks for the parent's process id",
     (
         "headrace_rollouter/engine.py",
