@@ -1,8 +1,8 @@
 """Which step trained which samples, as the trainer itself wrote it down: what the ledger is audited against.
 
 `trained.jsonl` in the run's directory has a row for every start of a trainer, with the step that it went on
-from, and a row for every step. A start at step k takes back everything that was trained after k, so the file
-tells the path from the first lineage to the last: what the weights have really seen.
+from and the run's id, and a row for every step. A start at step k takes back everything that was trained
+after k, so the file tells the path from the first lineage to the last: what the weights have really seen.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TrainedLog:
     def __init__(self, run_dir: Path) -> None:
         self._file = RowFile(run_dir / FILE)
 
-    def began(self, lineage: int, from_step: int) -> None:
-        self._file.write({"lineage": lineage, "from_step": from_step})
+    def began(self, lineage: int, from_step: int, run_id: str) -> None:
+        self._file.write({"lineage": lineage, "from_step": from_step, "run_id": run_id})
 
     def trained(self, lineage: int, step: int, ids: Sequence[str]) -> None:
         self._file.write({"lineage": lineage, "step": step, "ids": list(ids)})

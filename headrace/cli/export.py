@@ -21,21 +21,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)
     parser.add_argument("--step", type=int, metavar="K", help="of this step (default: the newest)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty directory")
+    parser.add_argument(
+        "--trust-pickle",
+        action="store_true",
+        help="take a checkpoint of an earlier release, whose metadata is a pickle: code in it is run",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
-    return export(args.run, args.runs_dir, args.step, args.out)
+    return export(args.run, args.runs_dir, args.step, args.out, args.trust_pickle)
 
 
-def export(name: str, runs_dir: Path, step: int | None, out: Path) -> int:
-    """The command; returns the exit code. `step` None: the newest checkpoint."""
+def export(name: str, runs_dir: Path, step: int | None, out: Path, trust_pickle: bool = False) -> int:
+    """The command; returns the exit code. `step` None: the newest checkpoint. `trust_pickle`: also one of an
+    earlier release, at the price of running what its metadata says."""
     layout = find_run(name, runs_dir)
     if layout is None:
         print(no_run(name, runs_dir), file=sys.stderr)
         return EXIT_USAGE
     there = {int(d.name.removeprefix("step_")): d for d in complete_checkpoints(layout.checkpoints)}
+    shown = ", ".join(map(str, there)) or "none"
     if not there or (step is not None and step not in there):
-        shown = ", ".join(map(str, there)) or "none"
         print(
             f"headrace: {layout.root.name} has no checkpoint of step {step}; there are: {shown}"
             if step is not None
@@ -50,9 +56,11 @@ def export(name: str, runs_dir: Path, step: int | None, out: Path) -> int:
     from headrace_trainer.export import export_checkpoint  # torch takes seconds to import
 
     try:
-        export_checkpoint(config_load.load(layout.config), checkpoint, out)
+        export_checkpoint(config_load.load(layout.config), checkpoint, out, trust_pickle)
     except ValueError as error:
         print(f"headrace: {error}", file=sys.stderr)
+        if len(there) > 1:
+            print(f"headrace: --step exports another one; there are: {shown}", file=sys.stderr)
         return EXIT_FAILED
     print(f"{checkpoint.name} of {layout.root.name} is in {out}; transformers and vLLM load it")
     return 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import config_load, redis_url
+from headrace import checkpoints, config_load, redis_url
 from headrace.cli import modes, options
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
@@ -20,7 +20,15 @@ from headrace.ledger_record import LedgerRecord
 from headrace.modes import describe, warnings
 from headrace.runner import assets, ledger_claim, preflight
 from headrace.runner import summary as summaries
-from headrace.runner.layout import RESUMED_FROM, RunInUseError, RunLayout, RunLock, checkpoint_at
+from headrace.runner.layout import (
+    RESUMED_FROM,
+    RunInUseError,
+    RunLayout,
+    RunLock,
+    checkpoint_at,
+    complete_checkpoints,
+    read_rows,
+)
 from headrace.runner.progress import make_display
 from headrace.runner.prometheus import LocalPrometheus
 from headrace.runner.services import plan
@@ -100,6 +108,7 @@ def dry_run(
     _check_resume(config, layout)
     if config.trainer.resume == "auto" and (layout.read_summary() or {}).get("status") == "completed":
         print(f"warning: the run in {layout.root} is complete; {_TRAIN_ANEW}", file=sys.stderr, flush=True)
+    _check_checkpoint(config, layout)
     _check(config)
     if as_json:
         print(json.dumps(plan_facts(config), indent=2))
@@ -125,6 +134,7 @@ def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None =
         _check_resume(config, layout)
         if lock is not None and config.trainer.resume == "auto" and _already_complete(layout):
             return 0
+        _check_checkpoint(config, layout)
         _check(config)
         former = Marks()
         if lock is not None and config.trainer.resume == "never":
@@ -150,6 +160,20 @@ def _check_resume(config: RunConfig, layout: RunLayout) -> None:
             raise ConfigError([str(error)]) from None
     if config.trainer.resume != "never" and (changed := layout.changed_keys(config)):
         raise ConfigError(changed)
+
+
+def _check_checkpoint(config: RunConfig, layout: RunLayout) -> None:
+    """Raise ConfigError when what the trainer is to go on from is no checkpoint of this run. Whether its
+    files are whole the trainer finds out: that may take minutes."""
+    there, resume = complete_checkpoints(layout.checkpoints), config.trainer.resume
+    if resume == "never" or not there:
+        return
+    chosen = there[-1] if resume == "auto" else checkpoint_at(layout.checkpoints, Path(resume))
+    rows = read_rows(layout.trained)
+    try:
+        checkpoints.check_belongs(chosen, checkpoints.read_manifest(chosen), config.name, rows)
+    except checkpoints.CheckpointError as error:
+        raise ConfigError([f"{error}. {checkpoints.instead_of(chosen, config.name, rows)}"]) from None
 
 
 def _run_locked(

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headrace.checkpoints import read_manifest
 from headrace.ledger import ops
 from headrace.ledger.audit import audit
 from headrace.ledger.client import SyncLedger
@@ -24,7 +25,6 @@ from headrace.redis_connect import connect
 from headrace.redis_url import build
 from headrace.runner.layout import complete_checkpoints
 from headrace.valkey_server import ValkeyServer, start_valkey
-from headrace_trainer.checkpoint import read_manifest
 from tests.chaos.proxy import Proxy
 from tests.integration.no_rollouter import Processes
 from tests.waiting import until

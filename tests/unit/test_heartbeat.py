@@ -20,6 +20,7 @@ from headrace_trainer.checkpoint import Checkpoints
 from headrace_trainer.loop import Trainer
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.sync_client import SyncClient, SyncFailed
+from tests.unit.learners import config
 from tests.unit.test_config import GOOD
 from tests.waiting import until
 
@@ -151,7 +152,7 @@ def test_who_waits_for_a_checkpoint_beats(
     monkeypatch.setattr(checkpoint, "_TURN_S", 0.01)
     heartbeat.begin(directory / "launcher")
     written = threading.Event()
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, {}, ranks, 60.0)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", config(trainer={"save_timeout_s": 60.0}), {}, ranks)
     checkpoints._writer = threading.Thread(target=written.wait, args=(60.0,))
     checkpoints._writer.start()
 

@@ -48,7 +48,7 @@ class Run:
         self.layout.metrics.write_text(json.dumps(row) + "\n")
         self.layout.sync.touch()
         log = TrainedLog(self.layout.root)
-        log.began(1, 0)
+        log.began(1, 0, "r")
         four_samples.begin(ledger)
         ledger.run(ops.take("a", 0, 2))
         ledger.run(ops.fail("a", "0000000000", 1, "reward_error", "KeyError"))

@@ -15,9 +15,10 @@ from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
 from headrace.algorithms.policy_loss import POLICY_LOSSES
 from headrace.wire import Sample
 from headrace_trainer.advantages import with_advantages
-from headrace_trainer.checkpoint import Checkpoints, Progress
+from headrace_trainer.checkpoint import Checkpoints
 from headrace_trainer.learner import Learned, Learner
 from headrace_trainer.optimize import learnable
+from headrace_trainer.progress import Progress
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.rows import make_rows
 from headrace_trainer.update import Updater, UpdateSums
@@ -94,8 +95,8 @@ def test_a_checkpoint_holds_policy_and_critic_under_fsdp(
     first.begin_window()
     for _ in range(2):
         first.learn([samples], {"0": 0}, 0, contextlib.nullcontext)
-    path = Checkpoints(tmp_path, 1, first.parts, ranks).save(Progress(step=2))
-    Checkpoints(tmp_path, 1, second.parts, ranks).load(path)
+    path = Checkpoints(tmp_path, c, first.parts, ranks).save(Progress(step=2))
+    Checkpoints(tmp_path, c, second.parts, ranks).load(path)
     assert set(first.parts) == {"policy", "critic"}
     for name, part in first.parts.items():
         other = second.parts[name]

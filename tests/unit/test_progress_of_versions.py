@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
-from headrace_trainer.checkpoint import Progress
 from headrace_trainer.plan import Item
+from headrace_trainer.progress import Progress
 from headrace_trainer.rows import make_rows
 from headrace_trainer.run_log import update_gaps
 

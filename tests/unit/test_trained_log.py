@@ -23,10 +23,10 @@ def step(lineage: int, number: int, *ids: str) -> dict[str, Any]:
 
 def test_a_start_takes_back_what_its_checkpoint_has_not(tmp_path: Path) -> None:
     log = TrainedLog(tmp_path)
-    log.began(1, 0)
+    log.began(1, 0, "r")
     log.trained(1, 1, ["a", "b"])
     log.trained(1, 2, ["c"])
-    log.began(2, 1)
+    log.began(2, 1, "r")
     log.trained(2, 2, ["d", "c"])
     log.close()
     path = read_path(json.loads(line) for line in (tmp_path / FILE).read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Checkpoints: sharded state by torch DCP, and a manifest of what was trained.
+"""Checkpoints: each rank's shards, and a manifest of what was trained.
 
 `checkpoints/step_N/` is written under another name and renamed when it is complete, so a crash leaves
 the previous one valid. The manifest is the commit point of training: ids in it are trained whatever
@@ -6,6 +6,8 @@ the ledger says.
 
 Saving copies the state and returns; a thread writes it while training goes on. What the manifest says is
 what was true when the state was copied, not when the writing ended.
+
+Before anything is loaded the whole checkpoint is verified (`headrace.checkpoints`); the ranks share the work.
 """
 
 from __future__ import annotations
@@ -16,15 +18,11 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -32,86 +30,39 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from headrace import disk
+from headrace import disk, run_identity, trained_log
+from headrace.checkpoints import (
+    CheckpointError,
+    Manifest,
+    ShardFile,
+    check_belongs,
+    check_files,
+    describe_file,
+    read_manifest,
+    write_manifest,
+)
+from headrace.config import RunConfig
+from headrace.config_load import ConfigError
 from headrace.runner.layout import CHECKPOINT_MANIFEST as MANIFEST
-from headrace.runner.layout import complete_checkpoints
+from headrace.runner.layout import complete_checkpoints, read_rows
 from headrace_trainer import heartbeat
 from headrace_trainer.optimize import Learnable
+from headrace_trainer.progress import Progress, progress_of
 from headrace_trainer.ranks import Ranks
+from headrace_trainer.shards import Reader, Shard, file_name, flattened, own_shard, with_scalars
 
 log = logging.getLogger("headrace.trainer.checkpoint")
 
-FORMAT = 1
 _TURN_S = 5.0
 
-
-@dataclass
-class Progress:
-    """What the training loop itself remembers; the rest is in the model and the optimizer."""
-
-    step: int = 0
-    """Local updates so far (claims of R*M samples)."""
-    optimizer_steps: int = 0
-    version: int = -1
-    """Policy version committed last."""
-    lineage: int = 0
-    tokens: int = 0
-    """Response tokens trained."""
-    trajectories: int = 0
-    stale_samples: int = 0
-    stale_trajectories: int = 0
-    partial_samples: int = 0
-    wall_s: float = 0.0
-    """Seconds of training over all incarnations up to here."""
-    trained: dict[str, int] = field(default_factory=dict)
-    """Sample id -> step that trained it."""
-    step_of_version: dict[str, int] = field(default_factory=dict)
-    """Policy version -> optimizer steps before its snapshot."""
-    snapshot: int = -1
-    """The version that these weights were about to become, when this was saved between two windows."""
-    kl_coef: float | None = None
-    """Of the KL divergence in the reward, as the controller left it."""
-
-    def origin(self, version: int) -> tuple[int, int]:
-        """The newest committed version that these weights come after, and the windows of training between the
-        two. `version`: committed last, perhaps by others. A snapshot that had not committed when this was
-        saved may have left its number to another."""
-        known = sorted(map(int, self.step_of_version))
-        parent = max((v for v in known if v <= min(version, self.version)), default=min(version, 0))
-        steps = self.step_of_version.get(str(known[-1]), 0) if known else 0
-        return parent, sum(v > parent for v in known) + (self.optimizer_steps > steps)
-
-    def count_lost(self, version: int, window_steps: int) -> None:
-        """Place the versions up to `version`, committed last, that a lost trainer made after these weights.
-
-        A policy that was l optimizer steps ahead is as far from what is trained now as one that is l steps
-        behind, so it counts as that. `window_steps`: optimizer steps of a window.
-        """
-        if version < 0:
-            return
-        parent, _ = self.origin(version)
-        begun = self.step_of_version.setdefault(str(parent), 0)  # missing: the initial weights
-        for lost in range(parent + 1, version + 1):
-            ahead = begun + (lost - parent) * window_steps - self.optimizer_steps
-            self.step_of_version[str(lost)] = self.optimizer_steps - max(0, ahead)
-
-
-def read_manifest(checkpoint: Path) -> Progress:
-    """Raises ValueError when it is damaged or of another format."""
-    try:
-        plain = json.loads((checkpoint / MANIFEST).read_text())
-        if plain.pop("format") != FORMAT:
-            raise ValueError(f"format is not {FORMAT}")
-        return Progress(**plain)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{checkpoint / MANIFEST}: {error}") from error
+T = TypeVar("T")
 
 
 def _is_saved(checkpoint: Path, progress: Progress) -> bool:
     """Whether `checkpoint` holds exactly this step of this lineage."""
     try:
         there = read_manifest(checkpoint)
-    except ValueError:
+    except CheckpointError:
         return False
     return (there.lineage, there.step, there.version) == (progress.lineage, progress.step, progress.version)
 
@@ -127,31 +78,25 @@ def _key(part: str, what: str) -> str:
 
 class Checkpoints:
     def __init__(
-        self,
-        directory: Path,
-        keep: int,
-        parts: Mapping[str, Learnable],
-        ranks: Ranks,
-        limit_s: float = 1800.0,
+        self, directory: Path, config: RunConfig, parts: Mapping[str, Learnable], ranks: Ranks
     ) -> None:
-        """`parts`: what is trained, by name; `policy` is one of them. `limit_s`: longest writing."""
+        """`directory`: in the run's own. `parts`: what is trained, by name; `policy` is one of them."""
         self._directory = directory
-        self._keep = keep
+        self._config = config
         self._parts = parts
         self._ranks = ranks
-        self._limit_s = limit_s
+        self._limit_s = config.trainer.save_timeout_s
         self._writer: threading.Thread | None = None
         self._failure: SaveFailed | None = None
 
     def _state(self) -> dict[str, Any]:
-        """Sharded, and where `dcp.load` writes to."""
+        """Sharded; what is loaded is loaded into it."""
         out: dict[str, Any] = {}
         for name, part in self._parts.items():
             model_state, optimizer_state = get_state_dict(part.model, part.optimizer)
             out[_key(name, "model")] = model_state
             out[_key(name, "optimizer")] = optimizer_state
             out[_key(name, "schedule")] = part.schedule.state_dict()
-        out[self._rng_key] = torch.get_rng_state()
         return out
 
     @property
@@ -174,11 +119,19 @@ class Checkpoints:
             with disk.writing(fresh):
                 fresh.mkdir(parents=True)
         self._ranks.share(None)
-        plain = {"format": FORMAT, **asdict(progress)}
-        state = self._state()
-        upload = dcp.async_save(state, checkpoint_id=fresh, process_group=self._ranks.saving)
-        args = (upload, plain, fresh, final, _bytes(state))
-        self._writer = threading.Thread(target=self._write, args=args, name="checkpoint", daemon=True)
+        tensors, scalars = flattened(self._state())
+        shard = own_shard(tensors, self._ranks.is_first)
+        shard.add(self._rng_key, torch.get_rng_state())
+        plain = {
+            "run": self._config.name,
+            "identity": run_identity.of(self._config),
+            **progress.for_manifest(),
+            "ranks": self._ranks.world_size,
+            "scalars": scalars,
+        }
+        self._writer = threading.Thread(
+            target=self._write, args=(shard, plain, fresh, final), name="checkpoint", daemon=True
+        )
         self._writer.start()
         return final
 
@@ -207,17 +160,14 @@ class Checkpoints:
             if failure is not None:
                 raise SaveFailed(failure)
 
-    def _write(
-        self, upload: Future[Any], plain: dict[str, Any], fresh: Path, final: Path, needed: int
-    ) -> None:
-        """In a thread: once every rank's shards are there, rank 0 makes the checkpoint valid."""
+    def _write(self, shard: Shard, plain: dict[str, Any], fresh: Path, final: Path) -> None:
+        """In a thread: once every rank's shard is there, rank 0 makes the checkpoint valid."""
         try:
-            upload.result(self._limit_s)
+            files = self._write_shards(shard, fresh)
             if self._ranks.is_first:
-                self._publish(plain, fresh, final)
-        except (Exception, CheckpointException) as error:  # torch's own is no Exception
-            # Kept for `check` and `wait`: the training loop raises it.
-            if (no_room := disk.full(error, final, needed)) is not None:
+                self._publish(Manifest(**plain, files=files), fresh, final)
+        except Exception as error:  # kept for `check` and `wait`: the training loop raises it
+            if (no_room := disk.full(error, final, shard.nbytes)) is not None:
                 self._failure = SaveFailed(f"the checkpoint {no_room}")
             else:
                 log.exception("checkpoint failed")
@@ -225,34 +175,43 @@ class Checkpoints:
             if self._ranks.is_first:  # half of one is of no use to anybody, and takes up what others need
                 shutil.rmtree(fresh, ignore_errors=True)
 
-    def _publish(self, plain: dict[str, Any], fresh: Path, final: Path) -> None:
-        with (fresh / MANIFEST).open("w") as handle:
-            json.dump(plain, handle)
-            handle.flush()
-            os.fsync(handle.fileno())
+    def _write_shards(self, shard: Shard, fresh: Path) -> dict[str, ShardFile]:
+        """Of all ranks, by name. Raises OSError, on every rank alike."""
+        mine = fresh / file_name(self._ranks.rank)
+        told: dict[str, Any] = {"name": mine.name}
+        try:
+            shard.write(mine)
+            told["file"] = describe_file(mine).model_dump()
+        except Exception as error:  # the others must hear of it, or they wait for this rank
+            if disk.full(error, mine) is None:
+                log.exception("shard not written", extra={"path": str(mine)})
+            told["error"] = f"{mine}: {error}"
+        every = self._ranks.gather_saved(told)
+        if errors := [t["error"] for t in every if "error" in t]:
+            raise OSError("; ".join(errors))
+        return {t["name"]: ShardFile(**t["file"]) for t in every}
+
+    def _publish(self, manifest: Manifest, fresh: Path, final: Path) -> None:
+        write_manifest(fresh, manifest)
+        _sync_directory(fresh)
         if final.exists():  # the same step, trained again after a resume from an older checkpoint
             final.rename(self._directory / f".{final.name}.old.tmp")
         fresh.rename(final)
         _sync_directory(self._directory)
-        for old in complete_checkpoints(self._directory)[: -self._keep]:
+        for old in complete_checkpoints(self._directory)[: -self._config.trainer.max_ckpt_to_keep]:
             shutil.rmtree(old)
-        log.info("checkpoint saved", extra={"path": str(final), "step": plain["step"]})
+        log.info("checkpoint saved", extra={"path": str(final), "step": manifest.step})
 
     def load(self, checkpoint: Path) -> Progress:
-        """All ranks together, on any number of ranks. Raises ValueError when it cannot be read."""
+        """All ranks together, on any number of ranks.
+
+        Raises CheckpointError, on every rank alike, when it is damaged, another run's or of a history that
+        the run has left; ConfigError when it was made with another model, say. Nothing was loaded then,
+        unless it turned out late that its tensors do not fit.
+        """
+        manifest = self._all_agree(lambda: self._verified(checkpoint))
         heartbeat.beat(heartbeat.LONG_S)
-        progress = read_manifest(checkpoint)
-        state = self._state()
-        try:
-            known = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-        except Exception as error:  # whatever the reader makes of a damaged file
-            raise ValueError(f"{checkpoint}: its metadata cannot be read: {error!r}") from error
-        if self._rng_key not in known:  # saved by fewer ranks
-            del state[self._rng_key]
-        try:
-            dcp.load(state, checkpoint_id=checkpoint, process_group=self._ranks.control)
-        except CheckpointException as error:
-            raise ValueError(f"{checkpoint} does not fit this run: {error}") from error
+        state = self._all_agree(lambda: self._read(checkpoint, manifest))
         for name, part in self._parts.items():
             set_state_dict(
                 part.model,
@@ -263,8 +222,42 @@ class Checkpoints:
             part.schedule.load_state_dict(state[_key(name, "schedule")])
         if self._rng_key in state:
             torch.set_rng_state(state[self._rng_key])
-        log.info("checkpoint loaded", extra={"path": str(checkpoint), "step": progress.step})
-        return progress
+        log.info("checkpoint loaded", extra={"path": str(checkpoint), "step": manifest.step})
+        return progress_of(manifest)
+
+    def _verified(self, checkpoint: Path) -> Manifest:
+        manifest = read_manifest(checkpoint)
+        check_belongs(checkpoint, manifest, self._config.name, trained_rows(self._directory))
+        if changed := run_identity.changes(json.dumps(manifest.identity), self._config):
+            raise ConfigError(changed)
+        progress_of(manifest)
+        check_files(checkpoint, manifest, self._ranks.rank, self._ranks.world_size, heartbeat.beat)
+        return manifest
+
+    def _read(self, checkpoint: Path, manifest: Manifest) -> dict[str, Any]:
+        """This rank's part of the state."""
+        state = self._state()
+        if self._ranks.rank < manifest.ranks:  # else there were fewer ranks
+            state[self._rng_key] = torch.get_rng_state()
+        tensors, _ = flattened(state)
+        try:
+            state = with_scalars(state, manifest.scalars)
+        except CheckpointError as error:
+            raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
+        Reader(checkpoint).load(tensors)
+        return state
+
+    def _all_agree(self, work: Callable[[], T]) -> T:
+        """What `work` returns here. Raises CheckpointError where it does so on any rank."""
+        done: list[T] = []
+        problem = None
+        try:
+            done.append(work())
+        except CheckpointError as error:
+            problem = str(error)
+        if problems := [p for p in self._ranks.gather_all(problem) if p is not None]:
+            raise CheckpointError("; ".join(dict.fromkeys(problems)))
+        return done[0]
 
     def full_state(self) -> dict[str, torch.Tensor]:
         """Full parameters on rank 0's host memory, an empty dictionary elsewhere. All ranks together."""
@@ -274,10 +267,9 @@ class Checkpoints:
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
 
 
-def _bytes(state: Any) -> int:
-    """Of all tensors in it, on all ranks together."""
-    leaves = torch.utils._pytree.tree_leaves(state)
-    return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, torch.Tensor))
+def trained_rows(directory: Path) -> list[dict[str, Any]]:
+    """Of the run whose checkpoints lie in `directory`."""
+    return read_rows(directory.parent / trained_log.FILE)
 
 
 def _sync_directory(path: Path) -> None:

@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 
 from headrace import environment
+from headrace.checkpoints import CheckpointError, instead_of
 from headrace.comm import nccl_version
 from headrace.comm.store import serve_store
 from headrace.config import RunConfig
 from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
-from headrace.ledger.client import SyncLedger, adopt
+from headrace.ledger.client import AdoptError, SyncLedger, adopt
 from headrace.ledger.marks import Marks
 from headrace.ledger_record import LedgerRecord
 from headrace.model_files import vocabulary_size
@@ -34,14 +35,15 @@ from headrace.weights.layout import units_to_pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer import heartbeat
 from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped, refused
-from headrace_trainer.checkpoint import Checkpoints, Progress
+from headrace_trainer.checkpoint import Checkpoints, trained_rows
 from headrace_trainer.launcher import STARTED
 from headrace_trainer.learner import Learned, Learner
 from headrace_trainer.ledger_watch import LedgerWatch
 from headrace_trainer.policy import export_model
+from headrace_trainer.progress import Progress
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import Report
-from headrace_trainer.resume import adopted, candidates, set_aside, work_to_keep
+from headrace_trainer.resume import adopted, chosen, run_id, work_to_keep
 from headrace_trainer.sync_client import SyncClient, SyncFailed
 from headrace_trainer.weight_server import WeightServer
 from headrace_trainer.window_rule import WindowRule
@@ -78,13 +80,7 @@ class Trainer:
             seen=self.record.marks,
         )
         self.learner = Learner(config, ranks)
-        self.checkpoints = Checkpoints(
-            run_dir / "checkpoints",
-            config.trainer.max_ckpt_to_keep,
-            self.learner.parts,
-            ranks,
-            config.trainer.save_timeout_s,
-        )
+        self.checkpoints = Checkpoints(run_dir / "checkpoints", config, self.learner.parts, ranks)
         self._saved_at = time.monotonic()
         self.progress = Progress()
         self.snapshot = Snapshot(
@@ -120,7 +116,7 @@ class Trainer:
         self.rule.resumed(version + 1, kept)
         if self.ranks.is_first:
             self.trained_log = TrainedLog(self.run_dir)
-            self.trained_log.began(self.progress.lineage, self.progress.step)
+            self.trained_log.began(self.progress.lineage, self.progress.step, self.progress.run_id)
             self.record.keep(self.ledger.seen)
             self._watch = LedgerWatch(environment.redis_url(), self.config.name, self.ledger.seen)
             self.report.began(self.progress.step)
@@ -155,28 +151,24 @@ class Trainer:
         gc.freeze()  # what is loaded stays: full collections need not walk it
 
     def _recover(self) -> None:
-        """From the newest checkpoint that can be read. Raises ValueError when there are some and none can."""
-        directory, resume = self.run_dir / "checkpoints", self.config.trainer.resume
-        names = self.ranks.share(candidates(directory, resume) if self.ranks.is_first else None)
-        errors: dict[str, str] = {}
-        for name in names:
+        """From the checkpoint that is asked for. Raises CheckpointError when it cannot be used."""
+        directory, first = self.run_dir / "checkpoints", self.ranks.is_first
+        name = self.ranks.share(chosen(directory, self.config.trainer.resume) if first else None)
+        if name is not None:
             try:
                 self.progress = self.checkpoints.load(directory / name)
-                break
-            except ValueError as error:
-                log.error("checkpoint cannot be used", extra={"reason": str(error)})
-                errors[name] = str(error)
-        else:
-            if errors:
-                raise ValueError("no checkpoint of the run can be used:\n" + "\n".join(errors.values()))
-            return
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}. {self._remedy(directory / name)}") from None
+            self.learner.resumed(self.progress.step, self.progress.kl_coef)
+            self.report.resumed(self.progress.wall_s)
+        self.progress.run_id = self.ranks.share(run_id(directory, self.progress) if first else None)
+
+    def _remedy(self, checkpoint: Path) -> str:
+        """For one that cannot be used: rank 0 looks for another, which may take as long as reading it."""
+        told = None
         if self.ranks.is_first:
-            set_aside(
-                directory, list(errors)
-            )  # else they would count as the newest when old ones are removed
-        self.ranks.share(None)
-        self.learner.resumed(self.progress.step, self.progress.kl_coef)
-        self.report.resumed(self.progress.wall_s)
+            told = instead_of(checkpoint, self.config.name, trained_rows(checkpoint.parent), heartbeat.beat)
+        return str(self.ranks.share(told))
 
     def _open_lineage(self) -> tuple[int, int, int]:
         """Rank 0: a new lineage, and a ledger that agrees with the checkpoint. Returns its number, the
@@ -188,6 +180,11 @@ class Trainer:
         impatient = SyncLedger(self.ledger.redis, self.config.name, retry_s=0.0, seen=self.ledger.seen)
         wait_until_configured(impatient, self.config)
         expected = self.ledger.run(ops.stats()).lineage
+        if expected < self.progress.lineage:
+            raise AdoptError(
+                f"the checkpoint is of lineage {self.progress.lineage}, the ledger has seen only {expected}: "
+                "it has lost writes, or is another run's. Restore it, or begin anew under another name"
+            )
         reply = self.ledger.run(ops.open_lineage(expected))
         if not reply.ok:
             raise ClaimFailed("another trainer opened a lineage at the same time")

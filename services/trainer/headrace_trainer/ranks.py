@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -66,16 +66,23 @@ class Ranks:
         return json.loads(self._signatures.read(bytes(buffer.tolist()))) if not self.is_first else value
 
     def gather_all(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in order of rank, on every rank."""
+        """Every rank's `value`, in order of rank, on every rank. It must survive JSON."""
+        return self._gather(value, self.control, _wait)
+
+    def gather_saved(self, value: Any) -> list[Any]:
+        """The same for the threads that write checkpoints, which are no sign of life of their ranks."""
+        return self._gather(value, self.saving, lambda work: work.wait())
+
+    def _gather(self, value: Any, group: Any, wait: Callable[[Any], object]) -> list[Any]:
         raw = self._signatures.sign(json.dumps(value).encode())
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(raw)
-        _wait(dist.all_reduce(sizes, group=self.control, async_op=True))
+        wait(dist.all_reduce(sizes, group=group, async_op=True))
         width = int(sizes.max())
         mine = torch.zeros(width, dtype=torch.uint8)
         mine[: len(raw)].copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
         rows = [torch.empty(width, dtype=torch.uint8) for _ in range(self.world_size)]
-        _wait(dist.all_gather(rows, mine, group=self.control, async_op=True))
+        wait(dist.all_gather(rows, mine, group=group, async_op=True))
         told = [bytes(row[: int(n)].tolist()) for row, n in zip(rows, sizes, strict=True)]
         return [json.loads(self._signatures.read(one)) for one in told]
 

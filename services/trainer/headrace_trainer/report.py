@@ -21,8 +21,8 @@ from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import metrics
 from headrace_trainer.batch import Batch
-from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
+from headrace_trainer.progress import Progress
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import (
     RunLog,

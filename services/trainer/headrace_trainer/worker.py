@@ -13,6 +13,7 @@ import torch
 from prometheus_client import REGISTRY, start_http_server
 
 from headrace import environment, logs
+from headrace.checkpoints import CheckpointError
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config_load import ConfigError, load
 from headrace.disk import DiskFull
@@ -91,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
 def exit_code(error: Exception) -> int | None:
     """Of an ending that is understood; None for any other. Where a restart could help it is not final."""
     match error:
+        case CheckpointError():  # damaged, another run's, or of a history that this one has left
+            return EX_BEYOND_REPAIR
         case ConfigError() | CommunicatorError() | LoginRefused() | ValueError():
             return EX_CONFIG
         case AdoptError() | LedgerWentBack():

@@ -1,0 +1,205 @@
+"""What a checkpoint says about itself, and whether that is true.
+
+`step_N/manifest.json` names the run, the lineage and the step, holds every value that is no tensor, and lists
+the shard files with their sizes and SHA-256 digests; a digest of its own covers the manifest. The tensors lie
+beside it as safetensors. Nothing of a checkpoint is a program: reading one executes nothing.
+
+The digests tell damage and mistakes, not forgery: who may write the folder may write new digests. What is
+loaded then is still numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from headrace.runner.layout import CHECKPOINT_MANIFEST, complete_checkpoints
+
+FORMAT = 2
+"""That of `Manifest`."""
+PICKLED_FORMAT = 1
+"""Of earlier releases: torch DCP, whose metadata is a pickle."""
+_CHUNK = 1 << 24
+_DIGEST = "sha256"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that must not be used."""
+
+
+class PickledCheckpoint(CheckpointError):
+    """Its metadata is a pickle; nothing of it was read."""
+
+
+class ShardFile(BaseModel):
+    """A file of tensors, as it was when it was written."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """`manifest.json`, the commit point of training: samples in it are trained whatever the ledger says."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    format: Literal[2] = 2
+    run: str
+    """The run's name."""
+    run_id: str
+    """Of this run alone, also among those of the same name."""
+    identity: dict[str, Any]
+    """`run_identity.of` the configuration."""
+    lineage: int
+    step: int
+    version: int
+    """Policy version committed last."""
+    trained: dict[str, int]
+    """Sample id -> step that trained it."""
+    progress: dict[str, Any]
+    """What else the training loop remembers."""
+    ranks: int
+    """How many wrote it."""
+    scalars: dict[str, Any]
+    """What of models, optimizers and schedules is no tensor."""
+    files: dict[str, ShardFile]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """On disk when it returns."""
+    plain = manifest.model_dump()
+    with (folder / CHECKPOINT_MANIFEST).open("w") as handle:
+        json.dump({**plain, _DIGEST: _digest_of(plain)}, handle)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Raises CheckpointError when it is damaged, PickledCheckpoint or CheckpointError when it is of another
+    format."""
+    path = checkpoint / CHECKPOINT_MANIFEST
+    try:
+        text = path.read_text()
+        plain = json.loads(text)
+        found = plain["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    if found == PICKLED_FORMAT:
+        raise PickledCheckpoint(
+            f"{checkpoint} was written by an earlier release (format {PICKLED_FORMAT}), with metadata in a "
+            "pickle, which may run any code: finish the run with that release, or export its model with "
+            "`headrace export RUN --out DIR --trust-pickle` and begin another run with model.path=DIR"
+        )
+    if found != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {found!r}, this release reads {FORMAT}: use the one that wrote it"
+        )
+    is_as_written = text == json.dumps(plain)
+    if plain.pop(_DIGEST, None) != _digest_of(plain) or not is_as_written:
+        raise CheckpointError(f"{path} is damaged: its content is not what was written")
+    try:
+        return Manifest.model_validate(plain)
+    except ValidationError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def _digest_of(plain: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def describe_file(path: Path) -> ShardFile:
+    """Of a file that was just written."""
+    return ShardFile(bytes=path.stat().st_size, sha256=_sha256(path, lambda: None))
+
+
+def _sha256(path: Path, alive: Callable[[], None]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            alive()
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_files(
+    checkpoint: Path,
+    manifest: Manifest,
+    rank: int = 0,
+    ranks: int = 1,
+    alive: Callable[[], None] = lambda: None,
+) -> None:
+    """Whether the files are those that were written. Of `ranks` that share the work, `rank` reads every
+    `ranks`th; all look at names and sizes. `alive` is called between chunks.
+
+    Raises CheckpointError, which names every file that is not.
+    """
+    problems = []
+    there = {entry.name for entry in checkpoint.iterdir()} - {CHECKPOINT_MANIFEST}
+    for name in sorted(there - manifest.files.keys()):
+        problems.append(
+            f"{checkpoint / name} does not belong to the checkpoint (nothing of it was read; remove it)"
+        )
+    for number, (name, written) in enumerate(sorted(manifest.files.items())):
+        path = checkpoint / name
+        if name not in there:
+            problems.append(f"{path} is missing")
+            continue
+        try:
+            if (size := path.stat().st_size) != written.bytes:
+                problems.append(f"{path} has {size} bytes, {written.bytes} were written")
+            elif number % ranks == rank and _sha256(path, alive) != written.sha256:
+                problems.append(f"{path} is damaged: its SHA-256 is not that of what was written")
+        except OSError as error:
+            problems.append(f"{path} cannot be read: {error.strerror}")
+    if problems:
+        raise CheckpointError("; ".join(problems))
+
+
+def check_belongs(
+    checkpoint: Path, manifest: Manifest, run: str, trained: Iterable[Mapping[str, Any]]
+) -> None:
+    """Whether the run called `run` may go on from it. `trained`: rows of the run's `trained.jsonl`, which
+    tells how lineages followed each other; rows that a crash has cost only make this more lenient.
+
+    Raises CheckpointError when it is another run's, or of a history that the run has left.
+    """
+    if manifest.run != run:
+        raise CheckpointError(f"{checkpoint} is of the run {manifest.run!r}, not of {run!r}")
+    starts = [row for row in trained if "from_step" in row]
+    if any(row.get("run_id", manifest.run_id) != manifest.run_id for row in starts):
+        raise CheckpointError(f"{checkpoint} is of another run that was called {run!r}, too")
+    for row in starts:
+        if row["lineage"] > manifest.lineage and row["from_step"] < manifest.step:
+            raise CheckpointError(
+                f"{checkpoint} was written by lineage {manifest.lineage}, whose steps after "
+                f"{row['from_step']} were taken back by lineage {row['lineage']}: it is not of this run's "
+                "history"
+            )
+
+
+def instead_of(
+    checkpoint: Path, run: str, trained: Iterable[Mapping[str, Any]], alive: Callable[[], None] = lambda: None
+) -> str:
+    """What to do when a run cannot go on from `checkpoint`. Reads older ones to name one that serves."""
+    rows = list(trained)
+    older = [c for c in complete_checkpoints(checkpoint.parent) if c.name < checkpoint.name]
+    for found in reversed(older):
+        try:
+            manifest = read_manifest(found)
+            check_belongs(found, manifest, run, rows)
+            check_files(found, manifest, alive=alive)
+        except CheckpointError:
+            continue
+        return (
+            f"Put back what was there, or go back to the newest one that serves with trainer.resume={found}: "
+            "steps after it are trained again"
+        )
+    return "Put back what was there, or begin anew under another name: no older one serves"
