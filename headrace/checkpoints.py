@@ -144,9 +144,7 @@ def check_files(
     problems = []
     there = {entry.name for entry in checkpoint.iterdir()} - {CHECKPOINT_MANIFEST}
     for name in sorted(there - manifest.files.keys()):
-        problems.append(
-            f"{checkpoint / name} does not belong to the checkpoint (nothing of it was read; remove it)"
-        )
+        problems.append(f"{checkpoint / name} does not belong there and was not read: remove it")
     for number, (name, written) in enumerate(sorted(manifest.files.items())):
         path = checkpoint / name
         if name not in there:

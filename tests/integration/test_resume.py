@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headrace.runner.layout import complete_checkpoints
+from headrace.runner.layout import CHECKPOINT_MANIFEST, complete_checkpoints
 from tests.integration.run_process import (
     SAMPLES_PER_UPDATE,
     Run,
@@ -141,16 +142,20 @@ def test_exported_step_by_step(hurt: Run, tmp_path: Path) -> None:
 
 
 def test_from_an_older_checkpoint_on_more_ranks_with_a_damaged_one_in_front(hurt: Run) -> None:
-    """After the end of the run: what is newer is set aside, what is damaged is passed over."""
+    """After the end of the run: what is damaged is refused, and the remedy that is told sets it aside."""
     before, known, there = weights(hurt.directory / "final"), versions(hurt), checkpoints(hurt)
     assert len(there) == 3
     assert hurt.start("trainer.resume=nowhere").wait(60) == 2, "a path that is no checkpoint"
     wanted = hurt.directory / "checkpoints" / f"step_{there[1]:08d}"
-    for shard in wanted.glob("*.distcp"):
-        shard.write_bytes(shard.read_bytes()[:100])
-    output = complete(hurt, f"trainer.resume={wanted}", "trainer.n_gpus_per_node=2")
-    assert "checkpoint cannot be used" in hurt.log("trainer")
-    assert (hurt.directory / "checkpoints" / f"aside_1_step_{there[2]:08d}").is_dir()
+    manifest = wanted / CHECKPOINT_MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b'"lineage": ', b'"lineage": 1'))
+    process = hurt.start(f"trainer.resume={wanted}")
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, f"{manifest} is damaged" in said) == (2, True), said
+    (remedy,) = re.findall(r"trainer\.resume=\S+step_\d+", said)
+    output = complete(hurt, remedy, "trainer.n_gpus_per_node=2")
+    for step in there[1:]:
+        assert (hurt.directory / "checkpoints" / f"aside_1_step_{step:08d}").is_dir()
     rows = [json.loads(line) for line in (hurt.directory / "trained.jsonl").read_text().splitlines()]
     assert [r["from_step"] for r in rows if "from_step" in r][-1] == there[0]
     assert versions(hurt) == sorted(set(versions(hurt))), "versions must go on upward"

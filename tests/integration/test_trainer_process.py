@@ -88,6 +88,16 @@ def test_who_waits_lives_and_who_is_frozen_is_found(run: Processes) -> None:
     assert "checkpoint saved" in run.log("trainer"), "a trainer that has started ends in order"
     assert {file.name for file in run.heartbeat.iterdir()} == {"launcher"}
 
+    # One bit of what it saved flips: it does not start from that, says so and is not started again.
+    (shard,) = run.folder.glob("checkpoints/step_*/*.safetensors")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    run.start("trainer", OLD)
+    assert run.exit_code("trainer") == 65, run.log("trainer")[-3000:]
+    last = run.log("trainer").splitlines()[-1]
+    assert f"{shard} is damaged" in last
+    assert "no older one serves" in last
+
 
 def test_ranks_that_wait_and_are_told_to_stop_leave_a_log_that_can_be_read(
     tmp_path: Path, valkey: ValkeyServer

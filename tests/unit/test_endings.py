@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.checkpoints import CheckpointError
 from headrace.cli import main as cli
 from headrace.comm import CommunicatorError
 from headrace.config_load import ConfigError
-from headrace.endings import FINAL, REASON_FILE, say_why
+from headrace.endings import EX_BEYOND_REPAIR, FINAL, REASON_FILE, say_why
 from headrace.ledger.client import AdoptError, LedgerUnavailable, LedgerWentBack, LoginRefused
 from headrace_rollouter.engine import EngineFailed
 from headrace_rollouter.failures import Failures
@@ -72,11 +73,13 @@ def test_a_trainer_ends_for_good_where_a_restart_cannot_help() -> None:
     final = [
         *(ConfigError(["x"]), LoginRefused("x"), CommunicatorError("x"), ValueError("x"), AdoptError("x")),
         LedgerWentBack("x"),
+        CheckpointError("x"),
         *(RefillExhausted("x"), Superseded("x"), NothingTrained("x"), NotFinite("x")),
     ]
     passing = [LedgerUnavailable("x"), ClaimFailed("x"), SyncFailed("x"), SaveFailed("x")]
     assert {type(e).__name__ for e in final if exit_code(e) not in FINAL} == set()
     assert {type(e).__name__ for e in passing if exit_code(e) in (None, 0, *FINAL)} == set()
+    assert exit_code(CheckpointError("x")) == EX_BEYOND_REPAIR
     assert exit_code(RuntimeError("a bug")) is None
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ import pytest
 from headrace.config import RunConfig
 from headrace.net import free_port
 from headrace.wire import Sample
+from headrace_trainer.optimize import Learnable
+from headrace_trainer.ranks import Ranks
 from tests.unit import test_gradient_equivalence as equivalence
 from tests.unit.test_weights import Children
 
@@ -41,11 +46,19 @@ def broken(sample: Sample) -> Sample:
 
 
 def _rank(
-    rank: int, pipe: Connection, port: int, world: int, model_dir: str, shares: list[list[str]]
+    rank: int,
+    pipe: Connection,
+    port: int,
+    world: int,
+    model_dir: str,
+    shares: list[list[str]],
+    folder: Path,
 ) -> None:
-    """`shares`: per rank the samples of two updates, `!` behind one whose tokens are broken."""
+    """`shares`: per rank the samples of two updates, `!` behind one whose tokens are broken. Two ranks save a
+    checkpoint in `folder` in the end; a single one loads that. They answer with the state that is in it."""
+    from headrace_trainer.checkpoint import Checkpoints
     from headrace_trainer.learner import Learner
-    from headrace_trainer.ranks import Ranks
+    from headrace_trainer.progress import Progress
 
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world),
@@ -59,7 +72,67 @@ def _rank(
         learned = learner.learn([mine], {"0": 0}, 0, contextlib.nullcontext)
         parameters = [p.full_tensor().detach().numpy() for p in learner.model.parameters()]  # type: ignore[attr-defined]
         pipe.send(("ok", (sorted(learned.rejected), learned.stepped, learned.metrics, parameters)))
+    checkpoints = Checkpoints(folder, config(model_dir), learner.parts, ranks)
+    c10d = "torch.distributed.distributed_c10d"
+    with (
+        mock.patch(f"{c10d}._object_to_tensor"),
+        mock.patch(f"{c10d}._tensor_to_object", side_effect=OSError),
+    ):
+        if world > 1:
+            checkpoints.save(Progress(run_id="r", step=1))
+        else:
+            checkpoints.load(folder / "step_00000001")
+    pipe.send(("ok", (everything(learner.parts), odd_ones(ranks, folder.parent) if world > 1 else None)))
     ranks.close()
+
+
+def everything(parts: Mapping[str, Learnable]) -> dict[str, np.ndarray[Any, Any]]:
+    """Parameters and moments, whole; all ranks together."""
+    out: dict[str, Any] = {}
+    for name, part in parts.items():
+        for number, p in enumerate(part.model.parameters()):
+            out[f"{name}/{number}"] = p.detach()
+            for key, value in part.optimizer.state[p].items():
+                out[f"{name}/{number}/{key}"] = value
+    return {k: getattr(v, "full_tensor", lambda v=v: v)().numpy() for k, v in out.items()}
+
+
+def odd_ones(ranks: Ranks, folder: Path) -> tuple[list[str], bool]:
+    """By one of two ranks: write what is sharded unevenly, not at all or alike on both, and read it back
+    sharded another way. Returns what it wrote, and whether it read the same."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from headrace_trainer import shards
+
+    mesh = DeviceMesh("cpu", [0, 1])
+    tensors = odd_tensors()
+    placed = {
+        name: distribute_tensor(t, mesh, [Replicate() if name == "replicated" else Shard(0)])
+        for name, t in tensors.items()
+        if name != "plain"
+    }
+    shard = shards.own_shard({**placed, "plain": tensors["plain"]}, ranks.is_first)
+    shard.write(folder / shards.file_name(ranks.rank))
+    ranks.meet()
+    into = {
+        name: distribute_tensor(torch.zeros_like(t), mesh, [Shard(1) if t.dim() > 1 else Replicate()])
+        for name, t in tensors.items()
+    }
+    shards.Reader(folder).load(into)
+    return sorted(shard.tensors), all(torch.equal(into[n].full_tensor(), t) for n, t in tensors.items())
+
+
+def odd_tensors() -> dict[str, Any]:
+    import torch
+
+    return {
+        "plain": torch.tensor(7.5),
+        "replicated": torch.arange(4),
+        "short": torch.arange(3.0).reshape(1, 3),
+        "uneven": torch.arange(14.0, dtype=torch.bfloat16).reshape(7, 2),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +149,27 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out)
 
 
-def outcomes(model_dir: str, *shares: list[str]) -> list[list[Answer]]:
-    """Per update the answers in order of rank."""
+def outcomes(model_dir: str, folder: Path, *shares: list[str]) -> tuple[list[list[Answer]], list[Any]]:
+    """Per update the answers in order of rank, and by rank the state in the checkpoint and `odd_ones`."""
     world = len(shares)
-    with Children(_rank, range(world), free_port(), world, model_dir, list(shares)) as children:
-        return [[children.answer(rank) for rank in range(world)] for _ in shares[0]]
+    with Children(_rank, range(world), free_port(), world, model_dir, list(shares), folder) as children:
+        updates = [[children.answer(rank) for rank in range(world)] for _ in shares[0]]
+        return updates, [children.answer(rank) for rank in range(world)]
 
 
 @pytest.fixture(scope="module")
-def found(model_dir: str) -> tuple[list[list[Answer]], list[list[Answer]]]:
+def saved(model_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Two ranks with broken samples on one of them, and one rank that never saw those."""
-    two = outcomes(model_dir, ["0 1", "0", "0!"], ["2! 3", "2! 3!", "1!"])
-    one = outcomes(model_dir, ["0 1 3", "0", ""])
-    return two, one
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    two = outcomes(model_dir, folder, ["0 1", "0", "0!"], ["2! 3", "2! 3!", "1!"])
+    one = outcomes(model_dir, folder, ["0 1 3", "0", ""])
+    return two, one, folder
+
+
+@pytest.fixture(scope="module")
+def found(saved: Any) -> tuple[list[list[Answer]], list[list[Answer]]]:
+    """What their updates came to."""
+    return saved[0][0], saved[1][0]
 
 
 def test_a_mini_batch_of_which_nothing_is_left_is_no_step(model_dir: str) -> None:
@@ -129,3 +210,30 @@ def test_the_rest_is_trained_as_if_they_had_not_been_there(
         assert set(update[0][2]) == set(alone[2])
         for key in set(alone[2]) & {"critic/vf_loss", "critic/returns/mean"}:
             assert update[0][2][key] == pytest.approx(alone[2][key], rel=1e-4)
+
+
+def test_a_checkpoint_of_two_ranks_comes_back_on_one(saved: Any) -> None:
+    """Policy and critic, weights and moments, to the bit."""
+    (_, ((first, _), (second, _))), (_, ((alone, _),)), _ = saved
+    assert first.keys() == second.keys() == alone.keys()
+    assert any(key.endswith("exp_avg_sq") for key in alone)
+    for key, value in first.items():
+        np.testing.assert_array_equal(value, alone[key], err_msg=key)
+
+
+def test_each_rank_writes_and_reads_what_is_its_own(saved: Any) -> None:
+    """Two write and read in other parts; one without a process group reads it whole."""
+    import torch
+
+    from headrace_trainer.shards import Reader
+
+    (_, ((_, first), (_, second))), _, folder = saved
+    assert first == (["plain", "replicated", "short", "uneven"], True)
+    assert second == (["uneven"], True), "the short one has no row for the second rank"
+    reader = Reader(folder.parent)
+    into = reader.empty("")
+    reader.load(into)
+    assert into.keys() == odd_tensors().keys()
+    for name, tensor in odd_tensors().items():
+        assert torch.equal(into[name], tensor)
+        assert into[name].dtype == tensor.dtype
