@@ -146,8 +146,8 @@ class TrainerConfig(Section):
     max_ckpt_to_keep: int = Field(2, gt=0)
     """Checkpoints kept; older ones are removed."""
     resume: str = "auto"
-    """`auto`: from the newest valid checkpoint of the run; `never`: start anew; a path: from that checkpoint
-    of the run, setting newer ones aside."""
+    """`auto`: from the newest checkpoint of the run, which is refused when it is damaged; `never`: start
+    anew; a path: from that checkpoint of the run, setting newer ones aside."""
     claim_timeout_s: float = Field(1800.0, gt=0)
     """Longest wait for samples before the trainer gives up with an error; while no rollouter takes part the
     clock stands still."""
