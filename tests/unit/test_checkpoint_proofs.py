@@ -36,11 +36,11 @@ from headrace.config_load import ConfigError
 from headrace.runner.layout import CHECKPOINT_MANIFEST as MANIFEST
 from headrace.trained_log import TrainedLog
 from headrace_trainer import export as trainer_export
-from headrace_trainer.checkpoint import Checkpoints, trained_rows
+from headrace_trainer.checkpoint import Checkpoints, SaveFailed, trained_rows
 from headrace_trainer.progress import Progress
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.resume import chosen, run_id
-from headrace_trainer.shards import file_name, flattened, with_scalars
+from headrace_trainer.shards import Shard, file_name, flattened, with_scalars
 from tests.unit.learners import config, training
 
 CONFIG = config(trainer={"max_ckpt_to_keep": 9})
@@ -328,12 +328,25 @@ def test_a_step_of_a_history_that_was_left_is_refused(world: World) -> None:
     told = instead_of(world.folder / "step_00000009", CONFIG.name, trained_rows(world.folder))
     assert f"trainer.resume={world.newest}" in told
     assert world.checkpoints.load(world.newest) == progress(2), "step 2 is common to all"
-    for lineage, step, is_ours in [(2, 5, True), (2, 6, False), (3, 6, True), (1, 3, False), (4, 7, True)]:
+    for lineage, step, is_ours in [(1, 3, False), (2, 5, True), (2, 6, False), (3, 6, True), (4, 7, True)]:
         path = world.checkpoints.save(progress(step, lineage))
         if is_ours:
             assert world.checkpoints.load(path) == progress(step, lineage)
         else:
             assert "not of this run's history" in world.refused(path)
+
+
+def test_who_was_followed_leaves_the_checkpoints_alone(world: World) -> None:
+    """A trainer that has not heard of its successor saves when it is told to stop."""
+    world.checkpoints.save(progress(3, lineage=2))
+    before = {path: path.stat().st_mtime_ns for path in world.folder.rglob("*.*")}
+    for step in (3, 4):
+        with pytest.raises(SaveFailed, match=r"lineage 2 has saved \S*step_00000003"):
+            world.checkpoints.save(progress(step, lineage=1))
+        world.checkpoints._failure = None
+    after = {path: path.stat().st_mtime_ns for path in world.folder.rglob("*.*")}
+    assert {path: after.get(path) for path in before} == before
+    assert chosen(world.folder, "auto") == "step_00000003"
 
 
 def test_a_run_says_so_before_it_starts(world: World, tmp_path: Path) -> None:
@@ -379,8 +392,6 @@ def test_a_tree_comes_back_with_its_types() -> None:
 def test_a_shard_that_cannot_be_written_leaves_no_checkpoint(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace_trainer.checkpoint import SaveFailed, Shard
-
     monkeypatch.setattr(Shard, "write", mock.Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(SaveFailed, match=rf"step_00000003.*{SHARD}.*No space left"):
         world.checkpoints.save(progress(3))

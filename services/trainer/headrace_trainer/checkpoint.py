@@ -192,6 +192,7 @@ class Checkpoints:
         return {t["name"]: ShardFile(**t["file"]) for t in every}
 
     def _publish(self, manifest: Manifest, fresh: Path, final: Path) -> None:
+        self._refuse_to_interfere(manifest.lineage)
         write_manifest(fresh, manifest)
         _sync_directory(fresh)
         if final.exists():  # the same step, trained again after a resume from an older checkpoint
@@ -201,6 +202,18 @@ class Checkpoints:
         for old in complete_checkpoints(self._directory)[: -self._config.trainer.max_ckpt_to_keep]:
             shutil.rmtree(old)
         log.info("checkpoint saved", extra={"path": str(final), "step": manifest.step})
+
+    def _refuse_to_interfere(self, lineage: int) -> None:
+        """A trainer that has not heard of its successor must neither replace its checkpoints nor remove any.
+
+        Raises SaveFailed."""
+        for found in complete_checkpoints(self._directory):
+            try:
+                newer = read_manifest(found).lineage
+            except CheckpointError:
+                continue  # it is in nobody's way
+            if newer > lineage:
+                raise SaveFailed(f"lineage {newer} has saved {found}: this trainer's is {lineage}, and over")
 
     def load(self, checkpoint: Path) -> Progress:
         """All ranks together, on any number of ranks.
