@@ -180,11 +180,6 @@ class Trainer:
         impatient = SyncLedger(self.ledger.redis, self.config.name, retry_s=0.0, seen=self.ledger.seen)
         wait_until_configured(impatient, self.config)
         expected = self.ledger.run(ops.stats()).lineage
-        if expected < self.progress.lineage:
-            raise AdoptError(
-                f"the checkpoint is of lineage {self.progress.lineage}, the ledger has seen only {expected}: "
-                "it has lost writes, or is another run's. Restore it, or begin anew under another name"
-            )
         reply = self.ledger.run(ops.open_lineage(expected))
         if not reply.ok:
             raise ClaimFailed("another trainer opened a lineage at the same time")
