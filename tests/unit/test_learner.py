@@ -113,6 +113,9 @@ def test_a_checkpoint_holds_policy_and_critic_under_fsdp(
     a = first.learn([samples], {"0": 0}, 2, contextlib.nullcontext).metrics["critic/vf_loss"]
     b = second.learn([samples], {"0": 0}, 2, contextlib.nullcontext).metrics["critic/vf_loss"]
     assert a == b, "they go on alike"
+    for name, part in first.parts.items():
+        for p, q in zip(parameters(part.model), parameters(second.parts[name].model), strict=True):
+            assert torch.equal(p, q), "to the bit"
 
 
 @pytest.mark.parametrize("offload", [False, True])
