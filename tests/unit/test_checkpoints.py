@@ -25,6 +25,9 @@ KEEPS_TWO = config(trainer={"max_ckpt_to_keep": 2})
 @pytest.mark.parametrize("names", [["policy"], ["policy", "critic"]])
 def test_a_checkpoint_brings_everything_back(names: list[str], tmp_path: Path, ranks: Ranks) -> None:
     parts = {name: training(seed) for seed, name in enumerate(names)}
+    for part in parts.values():
+        part.optimizer.step()
+        part.schedule.step()
     progress = Progress(
         step=3, optimizer_steps=6, version=2, lineage=1, trained={"0000000000": 1}, kl_coef=0.25
     )
@@ -37,7 +40,9 @@ def test_a_checkpoint_brings_everything_back(names: list[str], tmp_path: Path, r
         for p, q in zip(part.model.parameters(), other.model.parameters(), strict=True):
             assert torch.equal(p, q)
             assert torch.equal(part.optimizer.state[p]["exp_avg"], other.optimizer.state[q]["exp_avg"])
-        assert other.schedule.state_dict()["last_epoch"] == part.schedule.state_dict()["last_epoch"]
+        assert other.schedule.state_dict() == part.schedule.state_dict()
+        assert other.optimizer.state_dict()["param_groups"] == part.optimizer.state_dict()["param_groups"]
+        assert part.schedule.state_dict()["last_epoch"] == 2
 
 
 def test_a_checkpoint_without_a_critic_does_not_serve_one(tmp_path: Path, ranks: Ranks) -> None:
