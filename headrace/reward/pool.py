@@ -4,7 +4,8 @@ What this module guarantees:
 
 - Every call ends: with a result, or with a RewardError once the function raised, returned no number, took
   longer than `timeout_s` (counted from its own start, not from that of a call before it), or ended its
-  process. A process that hangs is killed with all that it started, and replaced.
+  process. A process that hangs is killed with all that it started, whatever session that is in, and replaced.
+- Nothing that a function started outlives its process, nor the process that has the pool (`keeper`).
 - A call is blamed only for what it did itself. Calls that wait behind one that hangs or crashes are given to
   another process. When a process with several coroutines under way dies, each of them is run again alone.
 - The function sees neither the run's token nor the Redis URL.
@@ -32,6 +33,7 @@ from typing import Any
 from headrace.environment import without_secrets
 from headrace.reward import frames
 from headrace.reward.function import RewardError
+from headrace.reward.keeper import KILL_S
 from headrace.reward.source import Judged, Response
 
 log = logging.getLogger("headrace.reward")
@@ -261,12 +263,11 @@ class _Process(asyncio.Protocol):
             self.kill(f"the reward took longer than {limit:g} s")
 
     def kill(self, blame: str) -> None:
-        """With everything that it started, as far as it is of its process group."""
+        """With everything that it started, sessions of their own or not: its keeper sees to that."""
         self._blame = self._blame or blame
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.send_signal(signal.SIGTERM)
         if self._transport is not None:
-            self._transport.abort()  # a child in a session of its own may keep the other end open for ever
+            self._transport.abort()  # what it started may keep the other end open for ever
 
     # -- what it says ----------------------------------------------------------------------------
 
@@ -311,9 +312,8 @@ class _Process(asyncio.Protocol):
         self._ending = asyncio.create_task(self._end())
 
     async def _end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # what it started goes with it
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        code = await asyncio.to_thread(self._popen.wait)
+        self._popen.send_signal(signal.SIGTERM)  # also for one that only closed its socket
+        code = await asyncio.to_thread(self._wait)
         calls = list(self.pending.values())
         why = self._blame or f"the reward ended its process ({_exit(code)})"
         guilty, innocent = self._sentence(calls)
@@ -333,6 +333,14 @@ class _Process(asyncio.Protocol):
             self._pool._could_not_load(failure)
         self._pool._gone(self, innocent)
         self.ended.set()
+
+    def _wait(self) -> int:
+        """The exit code, once nothing is left of what it started."""
+        try:
+            return self._popen.wait(KILL_S + _GRACE_S)
+        except subprocess.TimeoutExpired:  # the function has stopped its keeper
+            self._popen.kill()
+            return self._popen.wait()
 
     def _sentence(self, calls: list[_Call]) -> tuple[list[_Call], list[_Call]]:
         """(those whose fault it was, those that start anew)."""
@@ -355,7 +363,7 @@ class _Process(asyncio.Protocol):
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Raises OSError."""
     return subprocess.Popen(
-        [sys.executable, "-m", "headrace.reward.worker", str(connection.fileno()), str(os.getpid())],
+        [sys.executable, "-m", "headrace.reward.keeper", str(connection.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=2,  # what the function prints goes to the log
         pass_fds=[connection.fileno()],

@@ -1,9 +1,9 @@
-"""A process that runs one reward function: `python -m headrace.reward.worker FD PARENT`.
+"""What a reward's process does: `serve(descriptor)`, called by its keeper (`headrace.reward.keeper`).
 
-FD is a socket to the pool (`frames` has the messages). A plain function is called here one call after the
-other, in the main thread, where libraries that use signals for their own time limits work; a coroutine
-function runs in an event loop, with as many calls at once as the pool sends. The pool keeps the deadline
-and kills what is past it; a coroutine is cancelled here first.
+The descriptor is a socket to the pool (`frames` has the messages). A plain function is called here one call
+after the other, in the main thread, where libraries that use signals for their own time limits work; a
+coroutine function runs in an event loop, with as many calls at once as the pool sends. The pool keeps the
+deadline and kills what is past it; a coroutine is cancelled here first.
 
 What the function prints goes to stderr, its stdin is empty. Its memory is limited with RLIMIT_DATA: private
 writable memory, so that address space which libraries only reserve (torch, CUDA) does not count.
@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import inspect
 import os
 import resource
-import signal
 import socket
 import sys
 import traceback
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace.reward import frames
 from headrace.reward.function import RewardError, RewardFunction, bind_arguments, load_reward, parse_score
@@ -32,7 +30,6 @@ CANCEL_S = 1.0
 _TRACEBACK = 3500
 _FULL = 0.8
 """Share of the memory limit beyond which a process that had an error is replaced."""
-_PR_SET_PDEATHSIG = 1
 
 
 def answer_of(result: Any) -> str | None:
@@ -175,15 +172,7 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _die_with(parent: int) -> None:
-    """Be killed when the pool's process ends, also while the function hangs."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        _end()
-
-
-def _end() -> None:
+def _end() -> NoReturn:
     """End at once: threads and exit handlers that the function has left do not hold it up."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -191,14 +180,8 @@ def _end() -> None:
     os._exit(0)
 
 
-def main() -> None:
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    _die_with(parent)
-    os.set_inheritable(descriptor, False)  # what the function starts must not keep the socket open
+def serve(descriptor: int) -> NoReturn:
+    """Run the function that the pool names until the pool hangs up."""
     with contextlib.suppress(ConnectionError, frames.FrameError):
         _Process(socket.socket(fileno=descriptor)).main()
     _end()
-
-
-if __name__ == "__main__":
-    main()

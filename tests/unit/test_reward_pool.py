@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.reward import RewardError
-from headrace.reward.pool import FunctionPool
+from headrace.reward.pool import FunctionPool, _Process
 from headrace.reward.source import Judged, Response
 from tests.waiting import until
 
@@ -104,8 +104,25 @@ async def test_a_callable_that_returns_an_awaitable(pool: Make) -> None:
     assert (await p.judge(response())).score == 0.25
 
 
-async def test_answers_go_to_those_who_asked(pool: Make) -> None:
+async def test_answers_go_to_those_who_asked(pool: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer takes 0.1 ms by the pool's clock, which stands still in between: a loaded machine decides
+    like a quiet one."""
+    answers = 0
+    take = _Process._answer
+
+    def answer(self: _Process, message: list[Any]) -> None:
+        nonlocal answers
+        answers += 1
+        take(self, message)
+
     p = pool("def compute_score(source, solution, truth, info):\n    return int(solution)")
+    await p.start()
+    monkeypatch.setattr(_Process, "_answer", answer)
+    monkeypatch.setattr("headrace.reward.pool.time", SimpleNamespace(monotonic=lambda: answers * 1e-4))
+    monkeypatch.setattr("headrace.reward.pool._GROW_S", 0.01)  # it looks often
+    p._processes[0].progress = 0.0
+    for n in range(50):  # the estimate of a call's time begins high
+        assert (await p.judge(response(str(n)))).score == n
     found = await asyncio.gather(*(p.judge(response(str(n))) for n in range(300)))
     assert [j.score for j in found] == list(range(300))
     assert len(p._processes) == 1, "a tiny function needs one process"
@@ -206,8 +223,9 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def compute_score(source, solution, truth, info):
     if solution == "hang":
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-        with open(info["pids"], "w") as file:
+        with open(info["pids"] + ".partial", "w") as file:
             file.write(f"{os.getpid()} {child.pid}")
+        os.rename(info["pids"] + ".partial", info["pids"])
         while True:
             time.sleep(1)
     return float(solution)
@@ -230,40 +248,74 @@ async def test_a_call_that_hangs_is_killed_with_its_children_and_nobody_else_suf
         await asyncio.to_thread(until, lambda pid=pid: not is_there(pid), f"the end of process {pid}")
 
 
-@pytest.mark.parametrize("then", ["hang", "exit"])
-async def test_a_child_in_a_session_of_its_own_cannot_hold_a_call(
-    pool: Make, tmp_path: Path, then: str
-) -> None:
-    """It keeps the socket open and does not go with the process: no end of the stream would ever come."""
-    p = pool(
-        """
-        import os, time
+OF_ITS_OWN = """
+import os, subprocess, sys, time
 
-        def compute_score(source, solution, truth, info):
-            if solution == "fine":
-                return 1.0
-            child = os.fork()
-            if child == 0:
-                os.setsid()
-                time.sleep(120)
-                os._exit(0)
-            with open(info["pid"], "w") as file:
-                file.write(str(child))
-            if solution == "exit":
-                os._exit(0)
+NAP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+
+def of_its_own(tell):
+    # As a sandbox starts a program, without a variable by which it could be found.
+    child = subprocess.Popen(NAP, start_new_session=True, stdout=subprocess.PIPE, env={})
+    tell(child.pid)
+    child.communicate(timeout=60)
+
+def daemon(tell):
+    # Its parent is gone before the call is: nothing of it leads to the reward's process.
+    if os.fork() == 0:
+        os.setsid()
+        if (child := os.fork()) == 0:
             time.sleep(600)
-        """,
-        SHORT_S,
-    )
-    try:
-        await p.start()
-        async with asyncio.timeout(20):
-            with pytest.raises(RewardError, match="took longer"):
-                await p.judge(response(then, pid=str(tmp_path / "pid")))
-            assert (await p.judge(response("fine"))).score == 1.0
-            await p.close()
-    finally:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        tell(child)
+        os._exit(0)
+    os.wait()
+
+def compute_score(source, solution, truth, info):
+    if solution == "fine":
+        return 1.0
+    def tell(pid):
+        with open(info["pid"] + ".partial", "w") as file:
+            file.write(str(pid))
+        os.rename(info["pid"] + ".partial", info["pid"])
+    start, then = solution.split()
+    globals()[start](tell)
+    if then == "exit":
+        os._exit(17)
+    if then == "crash":
+        os.abort()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("solution", "message"),
+    [
+        ("of_its_own hang", "the reward took longer than 0.3 s"),
+        ("daemon hang", "the reward took longer than 0.3 s"),
+        ("daemon exit", "the reward ended its process (ended with exit code 17)"),
+        ("daemon crash", "the reward ended its process (ended with SIGABRT)"),
+    ],
+)
+async def test_what_a_call_started_in_a_session_of_its_own_ends_with_its_process(
+    pool: Make, tmp_path: Path, solution: str, message: str
+) -> None:
+    p = pool(OF_ITS_OWN, SHORT_S if solution.endswith("hang") else LONG_S)
+    pid = tmp_path / "pid"
+    await p.start()
+    async with asyncio.timeout(20):
+        with pytest.raises(RewardError) as caught:
+            await p.judge(response(solution, pid=str(pid)))
+        assert str(caught.value) == message
+        await asyncio.to_thread(until, lambda: not is_there(int(pid.read_text())), "the program's end")
+        assert (await p.judge(response("fine"))).score == 1.0
+        await p.close()
+
+
+@pytest.mark.parametrize("start", ["of_its_own", "daemon"])
+async def test_and_with_the_program(tmp_path: Path, start: str) -> None:
+    """A rollouter that is killed has no last word: the kernel gives the keeper the sign."""
+    async with killed_in_a_call(tmp_path, OF_ITS_OWN, f"{start} hang") as pids:
+        for pid in pids:
+            await asyncio.to_thread(until, lambda pid=pid: not is_there(pid), f"the end of process {pid}")
 
 
 async def test_calls_behind_a_slow_one_go_to_another_process(pool: Make, tmp_path: Path) -> None:
@@ -382,18 +434,28 @@ async def test_a_row_that_json_cannot_hold(pool: Make) -> None:
 
 async def test_its_processes_end_with_the_program(tmp_path: Path) -> None:
     """Also while a function hangs: the program is killed, nobody asks the process to end."""
-    (tmp_path / "user.py").write_text(HANGS)
+    async with killed_in_a_call(tmp_path, HANGS, "hang") as pids:
+        assert len(pids) == 2
+        for pid in pids:
+            await asyncio.to_thread(until, lambda pid=pid: not is_there(pid), f"the end of process {pid}")
+
+
+@contextlib.asynccontextmanager
+async def killed_in_a_call(tmp_path: Path, text: str, solution: str) -> AsyncIterator[list[int]]:
+    """Process ids that the call has told, of a program that is killed in it."""
+    (tmp_path / "user.py").write_text(text)
+    file = tmp_path / "pids"
     program = f"""
 import asyncio, sys
-from headrace.reward.pool import FunctionPool
+from headrace.reward.pool import FunctionPool, _Process
 from headrace.reward.source import Response
 pool = FunctionPool({str(tmp_path / "user.py")!r}, "compute_score", "x", 60.0)
-asyncio.run(pool.judge(Response("", "hang", "", {{"pids": {str(tmp_path / "pids")!r}}})))
+asyncio.run(pool.judge(Response("", {solution!r}, "", {{"pids": {str(file)!r}, "pid": {str(file)!r}}})))
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
-    pids = tmp_path / "pids"
-    await asyncio.to_thread(until, lambda: pids.exists() and len(pids.read_text().split()) == 2, "the call")
-    process.kill()
-    await process.wait()
-    worker = int(pids.read_text().split()[0])
-    await asyncio.to_thread(until, lambda: not is_there(worker), "the end of the reward's process")
+    try:
+        await asyncio.to_thread(until, lambda: file.exists() and file.read_text().split(), "the call")
+    finally:
+        process.kill()
+        await process.wait()
+    yield [int(pid) for pid in file.read_text().split()]

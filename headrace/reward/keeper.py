@@ -1,0 +1,135 @@
+"""Keeps one reward's process, and ends all that it started: `python -m headrace.reward.keeper FD PARENT`.
+
+A sandbox gives its program a session of its own, so that no signal to a process group reaches it, and a
+daemon has no parent left that anybody knows. The keeper is the subreaper of its descendants: whatever loses
+its parent becomes its child. What the reward's process started is therefore always below the keeper, and it
+is killed from there
+
+- when the reward's process ends, however it does,
+- at SIGTERM: the pool's word that a call is past its deadline, or the kernel's that the pool's process is
+  gone.
+
+The reward's process is a fork of the keeper, in a session of its own: a function that signals its own group
+reaches the keeper no more than the keeper's descendants can outlive it. The keeper ends as that process did,
+with the same code or signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
+KILL_S = 5.0
+"""Longest that ending the descendants may take: one that forks faster than it is killed outlasts it."""
+
+
+def main() -> NoReturn:
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    keeper = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        _work(descriptor, keeper)
+    os.close(descriptor)  # the pool is to hear at once when the worker has gone
+    _leave(_wait(worker))
+
+
+def _work(descriptor: int, keeper: int) -> NoReturn:
+    """The reward's process."""
+    from headrace.reward.worker import serve
+
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:
+        os._exit(1)
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    os.set_inheritable(descriptor, False)  # what the function starts must not keep the socket open
+    serve(descriptor)
+
+
+def _wait(worker: int) -> int:
+    """How the worker ended, as `os.waitstatus_to_exitcode` says it, once nothing of it is left."""
+    code = None
+    while code is None and signal.sigwait(_SIGNALS) == signal.SIGCHLD:
+        code = _reap().get(worker)
+    deadline = time.monotonic() + KILL_S
+    while (found := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        ended = _reap()
+        code = ended.get(worker, code)
+        if not ended:
+            time.sleep(0.005)
+    code = _reap().get(worker, code)
+    return -signal.SIGKILL if code is None else code
+
+
+def _reap() -> dict[int, int]:
+    """Exit codes of the children that have ended, by process id."""
+    found: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (waited := os.waitpid(-1, os.WNOHANG))[0]:
+            found[waited[0]] = os.waitstatus_to_exitcode(waited[1])
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of all that is alive below `root`, children before theirs."""
+    children: dict[int, list[int]] = {}
+    ended = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (seen := _state_and_parent(name)):
+            children.setdefault(seen[1], []).append(int(name))
+            if seen[0] in "ZX":
+                ended.add(int(name))
+    found, below = [], [root]
+    while below:
+        for pid in children.get(below.pop(), []):
+            below.append(pid)
+            if pid not in ended:
+                found.append(pid)
+    return found
+
+
+def _state_and_parent(pid: str) -> tuple[str, int] | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return state, int(parent)
+
+
+def _leave(code: int) -> NoReturn:
+    """End as the worker did, for whoever waits for this process."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's core says more
+        number = -code
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+    os._exit(max(code, 1) if code < 0 else code)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()
