@@ -1,29 +1,39 @@
 """What rollouters tell about themselves beside the ledger: counters for idle ratios, newest value only.
 
-Nothing depends on it; it may be lost without harm.
+Nothing depends on it; it may be lost without harm. A rollouter of another version, or one gone wrong, may
+write anything: what cannot be read is left out, field by field.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis as AsyncRedis
+
+KEPT_S = 3600
+"""The entries of a run that nobody writes any more last so long; those of single rollouters that are gone are
+removed by the queue service's janitor."""
+_LARGEST = 2**63
 
 
 @dataclass(frozen=True)
 class RolloutTelemetry:
-    """Cumulative since the incarnation started."""
+    """Cumulative since the incarnation started. What was not told, or not understood, is its default."""
 
-    active_s: float
+    active_s: float = 0.0
     """Seconds in which the engine had a running request."""
-    window_s: float
+    window_s: float = 0.0
     """Seconds in which it could have had one."""
-    running: int
-    target: int
-    tokens: int
-    samples: int
-    version: int
+    running: int = 0
+    target: int = 0
+    tokens: int = 0
+    samples: int = 0
+    version: int = -1
     sequence_s: float = 0.0
     """Running sequences times seconds."""
     tokens_in_flight: int = 0
@@ -38,21 +48,72 @@ def encode(t: RolloutTelemetry) -> str:
     return json.dumps(asdict(t))
 
 
+async def tell(client: AsyncRedis, run: str, incarnation: str, t: RolloutTelemetry) -> None:
+    """Write the entry of one rollouter. Raises redis.RedisError."""
+    key = telemetry_key(run)
+    async with client.pipeline(transaction=False) as both:
+        both.hset(key, incarnation, encode(t))
+        both.expire(key, KEPT_S)
+        await both.execute()
+
+
+async def forget_all_but(client: AsyncRedis, run: str, there: Collection[str]) -> list[str]:
+    """Remove the entries of incarnations that are not `there`; returns their names.
+
+    Raises redis.RedisError.
+    """
+    names: list[Any] = await client.hkeys(telemetry_key(run))
+    gone = [name for name in names if name.decode(errors="replace") not in there]
+    if gone:
+        await client.hdel(telemetry_key(run), *gone)
+    return [name.decode(errors="replace") for name in gone]
+
+
 def decode_all(raw: Mapping[bytes, bytes]) -> dict[str, RolloutTelemetry]:
+    """Entries by incarnation, without those that are no JSON object. Never raises for what they hold."""
     out: dict[str, RolloutTelemetry] = {}
     for name, value in raw.items():
-        fields: dict[str, Any] = json.loads(value)
-        out[name.decode()] = RolloutTelemetry(**fields)
+        try:
+            told = json.loads(value)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(told, dict):
+            out[name.decode(errors="replace")] = RolloutTelemetry(**_understood(told))
     return out
+
+
+def _understood(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of its fields that are ours and hold a number of their kind."""
+    kinds = {field.name: int if field.type == "int" else (int, float) for field in fields(RolloutTelemetry)}
+    return {
+        name: told[name]
+        for name, kind in kinds.items()
+        if isinstance(told.get(name), kind)
+        and not isinstance(told[name], bool)
+        and math.isfinite(told[name])
+        and abs(told[name]) < _LARGEST
+    }
+
+
+def _since(then: RolloutTelemetry | None, now: RolloutTelemetry) -> tuple[float, float, float]:
+    """(active, window, sequence) seconds between two readings of one rollouter. Zeros where a counter has
+    gone back: it was not understood once, and says nothing about the time between."""
+    before = then or RolloutTelemetry()
+    gone = (
+        now.active_s - before.active_s,
+        now.window_s - before.window_s,
+        now.sequence_s - before.sequence_s,
+    )
+    return gone if min(gone) >= 0 else (0.0, 0.0, 0.0)
 
 
 def idle_ratio(before: Mapping[str, RolloutTelemetry], after: Mapping[str, RolloutTelemetry]) -> float | None:
     """Share of the time between two readings in which engines had nothing running; None without time."""
     active = window = 0.0
     for name, now in after.items():
-        then = before.get(name)
-        active += now.active_s - (then.active_s if then else 0.0)
-        window += now.window_s - (then.window_s if then else 0.0)
+        active_s, window_s, _ = _since(before.get(name), now)
+        active += active_s
+        window += window_s
     return min(1.0, max(0.0, 1.0 - active / window)) if window > 0 else None
 
 
@@ -62,7 +123,7 @@ def utilization(
     """Running sequences over those of full slots, between two readings; None without time."""
     ran = could = 0.0
     for name, now in after.items():
-        then = before.get(name)
-        ran += now.sequence_s - (then.sequence_s if then else 0.0)
-        could += now.target * (now.window_s - (then.window_s if then else 0.0))
+        _, window_s, sequence_s = _since(before.get(name), now)
+        ran += sequence_s
+        could += max(now.target, 0) * window_s
     return min(1.0, max(0.0, ran / could)) if could > 0 else None

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from headrace.ledger import SyncLedger, ops
 from headrace_queue import janitor as janitors
 from headrace_queue.janitor import Janitor
+from tests.unit.queue_fakes import NoTelemetry
 
 LEASE = 10.0
 OWNER = "rollouter-0"
@@ -37,6 +38,9 @@ class Clock:
 
 class Now:
     """The ledger for the janitor's loop: answers at once."""
+
+    run_name = "run"
+    redis = NoTelemetry()
 
     def __init__(self, ledger: SyncLedger) -> None:
         self._ledger = ledger

@@ -7,6 +7,7 @@ What this module guarantees:
   the expiry saves it.
 - Work is never taken back because it is old. An owner that has work, or a member, that never gave a sign of
   life is watched like the others.
+- What a rollouter has told about itself is removed once it neither beats nor has anything (telemetry).
 - A prompt is freed only when its sample is trained in every retained checkpoint, and never when the next
   trainer may start without one: whichever of them is resumed, nothing asks for that prompt.
 """
@@ -23,6 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import redis
+
+from headrace import telemetry
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.observer import BeatObserver
@@ -62,6 +66,9 @@ class Janitor:
         seen = {**dict.fromkeys([*stats.in_flight_by_owner, *stats.members], ops.NEVER_BEAT), **beats}
         for owner in self._observer.observe(seen):
             await self._expire(owner, seen[owner])
+            seen.pop(owner)
+        with contextlib.suppress(redis.RedisError):  # nothing depends on it
+            await telemetry.forget_all_but(self._ledger.redis, self._ledger.run_name, seen)
         if self._checkpoints is not None and time.monotonic() >= self._trim_due:
             await self._trim(self._checkpoints)
             self._trim_due = time.monotonic() + TRIM_EVERY_S

@@ -26,7 +26,7 @@ from typing import Any
 import redis
 import uvicorn
 
-from headrace import disk, environment, logs, tls
+from headrace import disk, environment, logs, telemetry, tls
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
@@ -42,7 +42,7 @@ from headrace.redis_connect import connect, connect_async
 from headrace.reward import RewardError, build_scorer
 from headrace.sample_checks import SampleReader
 from headrace.startup import until_configured
-from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
+from headrace.telemetry import RolloutTelemetry
 from headrace.trace import recorder
 from headrace_rollouter import metrics
 from headrace_rollouter.beats import Beats
@@ -191,7 +191,7 @@ class Rollouter:
             async with asyncio.timeout(max(1.0, ends - time.monotonic())):
                 await ledger.run(ops.expire(self.incarnation, "left", left=True))
                 with contextlib.suppress(redis.RedisError):
-                    await ledger.redis.hdel(telemetry_key(self.config.name), self.incarnation)
+                    await ledger.redis.hdel(telemetry.telemetry_key(self.config.name), self.incarnation)
         except (TimeoutError, LedgerUnavailable):
             log.warning("left unheard, Redis is out of reach; the lease will tell")
 
@@ -248,7 +248,7 @@ class Rollouter:
                 tokens_in_flight=self.engine.tokens_in_flight(),
             )
             with contextlib.suppress(redis.RedisError):  # nothing depends on it
-                await ledger.redis.hset(telemetry_key(self.config.name), self.incarnation, encode(now))
+                await telemetry.tell(ledger.redis, self.config.name, self.incarnation, now)
             await asyncio.sleep(period)
 
 
