@@ -56,10 +56,20 @@ async def test_trainer_lost_in_a_round(make: Make) -> None:
     assert await old.ended() is grpc.StatusCode.OK
     await sync(second, 2, {a: REUSED, b: REUSED})
 
+    # One that the ledger has never heard of fences nobody, neither now nor later.
+    for absurd in (2**64 - 1, 2**63 - 1, lineage + 1, 0):
+        stranger = Trainer(c.address, absurd)
+        c.peers.append(stranger)
+        await stranger.connect()
+        (rejected,) = await stranger.expect("rejected")
+        assert f"lineage {absurd} is " in rejected.reason
+        assert await stranger.ended() is grpc.StatusCode.OK
+    await sync(second, 3, {a: REUSED, b: REUSED})
+
     # A living one is superseded by its successor.
     third = await c.trainer()
     assert await second.ended() is grpc.StatusCode.OK
-    await sync(third, 3, {a: FIRST, b: FIRST})
+    await sync(third, 4, {a: FIRST, b: FIRST})
 
 
 async def test_trainer_lost_while_the_commit_is_on_its_way(make: Make) -> None:

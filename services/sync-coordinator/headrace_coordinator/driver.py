@@ -159,12 +159,18 @@ class Driver:
         self.transfers.event(s.Left(name))
         self.wake()
 
-    def trainer_joined(self, connection: TrainerConnection, manifest: pb.Manifest) -> bool:
-        """False when a newer lineage is known. `manifest` is that of `connection.snapshot_version`."""
-        current = self.trainer
-        if connection.lineage < self.lineage:
-            return False
-        if current is not None:
+    async def trainer_joined(self, connection: TrainerConnection, manifest: pb.Manifest) -> str:
+        """Why it is not let in; "" when it is. `manifest` is that of `connection.snapshot_version`.
+
+        A trainer opens its lineage in the ledger before it says hello: one that the ledger does not know is
+        nobody's, and must not fence the trainer that is there.
+        """
+        known = (await self.ledger.run(ops.stats())).lineage
+        if connection.lineage < (newest := max(known, self.lineage)):
+            return f"lineage {connection.lineage} is older than {newest}"
+        if connection.lineage > known:
+            return f"lineage {connection.lineage} is not in the ledger, which is at {known}"
+        if (current := self.trainer) is not None:
             current.outgoing.put_nowait(None)  # a stream that was superseded ends
             self.transfers.event(s.TrainerLost())
         self.connections.trainer = connection
@@ -176,7 +182,7 @@ class Driver:
         welcome = pb.TrainerWelcome(committed_version=self.version, tuning=self.tuning)
         self.connections.send_trainer(pb.TrainerCommand(welcome=welcome))
         self.wake()
-        return True
+        return ""
 
     def trainer_left(self, connection: TrainerConnection) -> None:
         if self.trainer is connection:

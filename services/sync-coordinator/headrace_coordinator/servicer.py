@@ -140,11 +140,9 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
             snapshot_version=hello.snapshot_version,
             nccl=hello.nccl,
         )
-        if not self._driver.trainer_joined(connection, hello.manifest):
-            yield pb.TrainerCommand(
-                term=self._driver.term,
-                rejected=pb.Rejected(reason=f"lineage {hello.lineage} is older than {self._driver.lineage}"),
-            )
+        if why := await self._driver.trainer_joined(connection, hello.manifest):
+            log.warning("trainer refused", extra={"lineage": hello.lineage, "why": why})
+            yield pb.TrainerCommand(term=self._driver.term, rejected=pb.Rejected(reason=why))
             return
         log.info("trainer connected", extra={"lineage": hello.lineage})
         reader = asyncio.create_task(self._read_trainer(connection, request_iterator))
