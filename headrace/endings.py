@@ -21,6 +21,8 @@ import os
 import sys
 from pathlib import Path
 
+from headrace.terminal import safe
+
 EX_FAILED = 1
 EX_BEYOND_REPAIR = 65
 EX_UNAVAILABLE = 69
@@ -39,9 +41,10 @@ _TERMINATION_LOG = "/dev/termination-log"
 
 def say_why(service: str, reason: object) -> None:
     """The last words of a process that fails, `headrace-SERVICE: REASON`: nothing is logged after them."""
+    text = safe(str(reason))  # it may quote a model, or the exception of somebody's code
     with contextlib.suppress(OSError):  # no room for the log: the exit code counts all the same
-        print(f"headrace-{service}: {reason}", file=sys.stderr, flush=True)
+        print(f"headrace-{service}: {text}", file=sys.stderr, flush=True)
     file = Path(os.environ.get(REASON_FILE, _TERMINATION_LOG))
     if REASON_FILE in os.environ or file.exists():
         with contextlib.suppress(OSError):  # the log has it all the same
-            file.write_text(str(reason))
+            file.write_text(text)

@@ -8,6 +8,8 @@ import os
 import sys
 import time
 
+from headrace import terminal
+
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -34,7 +36,11 @@ class JsonLines(logging.Formatter):
 
 
 def setup(service: str) -> None:
-    """Send every logger of this process to stderr as JSON lines; level from HEADRACE_LOG_LEVEL."""
+    """Send every logger of this process to stderr as JSON lines; level from HEADRACE_LOG_LEVEL.
+
+    What else this process writes, tracebacks and libraries' own lines, is safe for a terminal from now on.
+    """
+    terminal.guard()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service))
     root = logging.getLogger()

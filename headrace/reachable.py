@@ -19,7 +19,7 @@ import grpc
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from headrace import environment, tls
+from headrace import environment, terminal, tls
 from headrace.redis_connect import LOGIN_REFUSED, connect, login_refused
 from headrace.redis_url import parse
 from headrace.v1 import sync_pb2_grpc
@@ -116,6 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--timeout-s", type=float, default=60.0, help="longest wait for all (default: 60)")
     args = parser.parse_args(argv)
+    terminal.guard()
     checks: dict[str, Callable[[], str]] = {
         "redis": redis_answers,
         "coordinator": coordinator_answers,

@@ -17,6 +17,7 @@ from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, compare, read_op, states
 from headrace.runner.layout import RunLayout, find_run, read_rows
 from headrace.runner.summary import balance_line, kept_lines
+from headrace.terminal import one_line
 
 EXIT_UNBALANCED, EXIT_USAGE = 1, 2
 
@@ -79,7 +80,7 @@ def audit(name: str, runs_dir: Path, *, as_json: bool = False) -> int:
     else:
         balance = balance_line(report.issued_total, report.counts, report.balanced)
         print("\n".join([report.text(), balance, *kept_lines(stats.kept)]))
-        print("\n".join(problems) or trained_log.summary_line(path))
+        print("\n".join(map(one_line, problems)) or trained_log.summary_line(path))
     return 0 if report.balanced and not problems else EXIT_UNBALANCED
 
 

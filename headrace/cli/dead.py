@@ -16,6 +16,7 @@ from headrace.config_load import ConfigError, load
 from headrace.ledger import ops
 from headrace.ledger.replies import DeadSample, Verdict
 from headrace.runner.layout import RunLayout, find_run, write_json
+from headrace.terminal import one_line
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _PAGE = 200
@@ -152,7 +153,7 @@ def _lines(
             out += [f"  {line}" for line in detail.splitlines()]
     if len(dead) > len(shown):
         out.append(f"and {len(dead) - len(shown)} more (--limit)")
-    return out
+    return [one_line(line) for line in out]
 
 
 def _count(samples: Sequence[Any]) -> str:

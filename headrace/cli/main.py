@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headrace import __version__
+from headrace import __version__, terminal
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 
@@ -78,6 +78,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; ends the process with the exit code."""
+    terminal.guard()
     try:
         code = _dispatch(parse(argv))  # parsing imports the command, which takes a moment
         sys.stdout.flush()

@@ -16,6 +16,7 @@ from headrace.cli.status import no_run
 from headrace.config_load import ConfigError
 from headrace.runner.layout import RunLayout, find_run, read_rows
 from headrace.sample_dump import DIRECTORY, Kept, pick, read
+from headrace.terminal import one_line, safe
 from headrace.token_text import Decode, decoder, shown
 
 EXIT_USAGE = 2
@@ -132,15 +133,15 @@ def as_json(kept: Kept, decode: Decode | None) -> dict[str, Any]:
 def as_text(kept: Kept, decode: Decode | None) -> Iterator[str]:
     """The same for people."""
     advantage = "" if kept.advantage is None else f", advantage {kept.advantage:+.3f}"
-    parts = "".join(f", {_plain(name)} {value:.3f}" for name, value in kept.reward_parts.items())
+    parts = "".join(f", {one_line(name)} {value:.3f}" for name, value in kept.reward_parts.items())
     yield (
-        f"── sample {_plain(kept.sample_id)} #{kept.number}, {_plain(kept.data_source)}: "
+        f"── sample {one_line(kept.sample_id)} #{kept.number}, {one_line(kept.data_source)}: "
         f"reward {kept.reward:.3f}{parts}{advantage}"
     )
     yield (
         f"   step {kept.step}, window of version {kept.version}, version gap {kept.gap}, "
-        f"{len(kept.response_ids)} tokens, ended by {_plain(kept.finish)}, {kept.generate_s:.2f} s, "
-        f"attempt {kept.attempt} by {_plain(kept.owner)}"
+        f"{len(kept.response_ids)} tokens, ended by {one_line(kept.finish)}, {kept.generate_s:.2f} s, "
+        f"attempt {kept.attempt} by {one_line(kept.owner)}"
     )
     yield from _indented("prompt", shown(kept.prompt_ids, decode))
     for version, start, end in kept.pieces:
@@ -150,11 +151,6 @@ def as_text(kept: Kept, decode: Decode | None) -> Iterator[str]:
         yield from _indented("truth", kept.ground_truth)
 
 
-def _plain(text: str, allowed: str = "") -> str:
-    """Terminal control characters in what a model or a data file says are shown, not obeyed."""
-    return "".join(c if c.isprintable() or c in allowed else repr(c)[1:-1] for c in text)
-
-
 def _indented(label: str, text: str) -> Iterator[str]:
-    for number, line in enumerate(_plain(text, "\n\t").split("\n")):
+    for number, line in enumerate(safe(text).split("\n")):
         yield f"   {label if number == 0 else '':<7} {line}"

@@ -22,6 +22,7 @@ from headrace.redis_connect import connect
 from headrace.runner import summary as summaries
 from headrace.runner.in_cluster import COMPLETED, NO_ADDRESS, look
 from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
+from headrace.terminal import one_line
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
@@ -219,4 +220,4 @@ def text(facts: dict[str, Any], layout: RunLayout) -> list[str]:
         out.append("processes: " + ", ".join(f"{n} {pid}" for n, pid in facts["services"].items()))
     if facts.get("note"):
         out.append(facts["note"])
-    return out
+    return [one_line(line) for line in out]

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
+from headrace import terminal
 from headrace.reward import frames
 from headrace.reward.function import RewardError, RewardFunction, bind_arguments, load_reward, parse_score
 
@@ -182,6 +183,7 @@ def _end() -> NoReturn:
 
 def serve(descriptor: int) -> NoReturn:
     """Run the function that the pool names until the pool hangs up."""
+    terminal.guard()  # a function that prints a response means no harm
     with contextlib.suppress(ConnectionError, frames.FrameError):
         _Process(socket.socket(fileno=descriptor)).main()
     _end()

@@ -23,6 +23,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from headrace import terminal
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.marks import Marks
@@ -234,6 +235,7 @@ class LivePanel:
         # Redrawn by `update` only: no thread of rich's is running while a service is being forked.
         self._live = Live(self._panel(), console=console, auto_refresh=False, transient=True)
         self._live.start()
+        terminal.guard()  # it has put itself before stdout and stderr, and reads control sequences
 
     def phase(self, text: str) -> None:
         self._phase = text
@@ -241,7 +243,7 @@ class LivePanel:
 
     def note(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            self._console.print(Text(text))
+            self._console.print(Text(terminal.safe(text)))
 
     def update(self, progress: Progress) -> None:
         self._progress = progress
@@ -258,21 +260,21 @@ class LivePanel:
     def _panel(self) -> Panel:
         parts: list[Any] = []
         if self._phase:
-            parts.append(Text(self._phase, style="bold"))
+            parts.append(Text(terminal.safe(self._phase), style="bold"))
         if self._progress is not None:
             services = ", ".join(f"{n} {s}" for n, s in self._progress.services.items() if s != "ready")
             if services:
-                parts.append(Text(services, style="dim"))
+                parts.append(Text(terminal.safe(services), style="dim"))
             table = Table.grid(padding=(0, 2))
             for label, value in self._progress.cells():
-                table.add_row(Text(label, style="dim"), Text(value))
+                table.add_row(Text(label, style="dim"), Text(terminal.safe(value)))
             parts.append(table)
-        return Panel(Group(*parts), title=self._title, title_align="left")
+        return Panel(Group(*parts), title=Text(terminal.safe(self._title)), title_align="left")
 
 
 def make_display(out: TextIO, title: str) -> Display:
     """A panel on a terminal, lines elsewhere."""
-    console = Console(file=out)
+    console = Console(file=terminal.raw(out))
     if console.is_terminal and not console.is_dumb_terminal:
         return LivePanel(console, title)
     return PlainLines(out)

@@ -16,6 +16,7 @@ from headrace.config import RunConfig
 from headrace.ledger.audit import AuditReport
 from headrace.ledger.replies import Stats
 from headrace.runner.layout import RunLayout, read_json, read_rows
+from headrace.terminal import one_line
 
 STATES = ("ready", "in_flight", "parked", "queued", "training", "trained", "dead", "dropped")
 
@@ -206,7 +207,7 @@ def lines(summary: Mapping[str, Any], layout: RunLayout) -> list[str]:
     if summary.get("final"):
         out.append(f"model: {summary['final']}")
     out.append(f"details: {layout.summary}")
-    return out
+    return [one_line(line) for line in out]
 
 
 def ledger_line(summary: Mapping[str, Any]) -> str:

@@ -106,7 +106,7 @@ def test_samples_obey_no_terminal_code_and_name_the_environment() -> None:
     )  # fmt: skip
     told = list(samples.as_text(kept, lambda ids: f"{list(ids)}"))
     assert all(line.isprintable() for line in told)
-    assert "gsm8k\\x1b[31m: reward 1.000, part\\x1b]0;x\\x07 0.500" in told[0]
+    assert "gsm8k\\u001b[31m: reward 1.000, part\\u001b]0;x\\u0007 0.500" in told[0]
     assert [line.split() for line in told[3:6]] == [["v0", "[3]"], ["env", "[4,", "5]"], ["v0", "[6]"]]
 
 
