@@ -25,6 +25,8 @@ import sys
 import time
 from typing import NoReturn
 
+from headrace.runner.guardian import descendants
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
@@ -85,33 +87,6 @@ def _reap() -> dict[int, int]:
         while (waited := os.waitpid(-1, os.WNOHANG))[0]:
             found[waited[0]] = os.waitstatus_to_exitcode(waited[1])
     return found
-
-
-def descendants(root: int) -> list[int]:
-    """Process ids of all that is alive below `root`, children before theirs."""
-    children: dict[int, list[int]] = {}
-    ended = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (seen := _state_and_parent(name)):
-            children.setdefault(seen[1], []).append(int(name))
-            if seen[0] in "ZX":
-                ended.add(int(name))
-    found, below = [], [root]
-    while below:
-        for pid in children.get(below.pop(), []):
-            below.append(pid)
-            if pid not in ended:
-                found.append(pid)
-    return found
-
-
-def _state_and_parent(pid: str) -> tuple[str, int] | None:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            state, parent = file.read().rpartition(")")[2].split()[:2]
-    except (OSError, ValueError):
-        return None
-    return state, int(parent)
 
 
 def _leave(code: int) -> NoReturn:

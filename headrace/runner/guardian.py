@@ -2,7 +2,8 @@
 
 Every child of the runner carries a mark in its environment, which its own children inherit (torchrun's
 workers and vLLM's engine processes lead sessions of their own and are nobody's children once their parent
-was killed, so neither process groups nor ancestry finds them). Two users:
+was killed, so neither process groups nor ancestry finds them). What a process with the mark has started
+without it (a sandbox clears the environment) is found below that process, and goes first. Two users:
 
 - the supervisor kills what an ended service left behind before it starts it again;
 - this module run as a program waits until its stdin closes, which happens when the runner ends in any
@@ -51,7 +52,8 @@ def kill_marked(mark: str, deadline_s: float = _DEADLINE_S) -> bool:
         pids = marked(mark)
         if not pids:
             return True
-        for pid in pids:
+        below = {pid: parent for pid, parent in descendants(*pids).items() if pid not in pids}
+        for pid in [*below, *pids]:
             if time.monotonic() < tidy and _tidies(pid):
                 continue
             try:
@@ -59,7 +61,7 @@ def kill_marked(mark: str, deadline_s: float = _DEADLINE_S) -> bool:
             except OSError:
                 continue
             try:
-                if _carries(pid, mark):
+                if _carries(pid, mark) or (pid in below and parents().get(pid) == below[pid]):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             except ProcessLookupError:
                 pass
@@ -68,6 +70,35 @@ def kill_marked(mark: str, deadline_s: float = _DEADLINE_S) -> bool:
         if time.monotonic() > end:
             return False
         time.sleep(0.01)
+
+
+def descendants(*roots: int) -> dict[int, int]:
+    """Process ids of all that is alive below `roots`, each with its parent's."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents(ended=True).items():
+        children.setdefault(parent, []).append(pid)
+    alive, found, below = parents(), {}, list(roots)
+    while below:
+        for pid in children.get(parent := below.pop(), []):
+            below.append(pid)
+            if pid in alive:
+                found[pid] = parent
+    return found
+
+
+def parents(ended: bool = False) -> dict[int, int]:
+    """The parent of every process that is alive; with `ended` of those, too, that nobody has waited for."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as file:
+                    state, parent = file.read().rpartition(")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            if ended or state not in "ZX":
+                found[int(name)] = int(parent)
+    return found
 
 
 def _carries(pid: int, mark: str) -> bool:

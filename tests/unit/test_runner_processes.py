@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.endings import EX_BEYOND_REPAIR, EX_SOFTWARE, EX_STOPPED, REASON_FILE
-from headrace.runner.guardian import MARK, marked
+from headrace.runner.guardian import MARK, kill_marked, marked, parents
 from headrace.runner.processes import (
     Completed,
     Failed,
@@ -271,3 +271,28 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
     assert last_lines(log) == []
     log.write_bytes(b"\xff\n" + b"".join(b"%d\n" % i for i in range(100_000)))
     assert last_lines(log, 2) == ["99998", "99999"]
+
+
+def test_what_lost_the_mark_goes_with_what_started_it(tmp_path: Path) -> None:
+    """As a sandbox does: a session of its own, and no variable of ours."""
+    code = f"""
+import subprocess, sys, time
+nap = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(nap, env={{}}, start_new_session=True)
+with open({str(tmp_path / "partial")!r}, "w") as file:
+    file.write(str(child.pid))
+import os
+os.rename({str(tmp_path / "partial")!r}, {str(tmp_path / "pid")!r})
+time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, MARK: "abc13/x/1"})
+    try:
+        wait_until((tmp_path / "pid").exists, "the child")
+        child = int((tmp_path / "pid").read_text())
+        assert child in parents()
+        assert kill_marked("abc13/x")
+        wait_until(lambda: child not in parents(), "the child's end")
+        assert parent.wait(DEADLINE_S) == -signal.SIGKILL
+    finally:
+        parent.kill()
+        parent.wait()
