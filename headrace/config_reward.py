@@ -44,7 +44,8 @@ class RewardSource(Section):
     url: str | None = None
     """http: where to post; reward_model: the server's address, e.g. `http://judge:8000`."""
     token_env: str | None = None
-    """http, reward_model: environment variable of the rollouter that holds a bearer token."""
+    """http, reward_model: environment variable of the rollouters that holds a bearer token; one with `_FILE`
+    behind its name may name a file with it instead."""
     concurrency: int = Field(16, gt=0)
     """http, reward_model: requests at once, per rollouter."""
     retries: int = Field(3, ge=0)

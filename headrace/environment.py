@@ -1,25 +1,49 @@
-"""What a service learns from its environment: endpoints and the shared token. None of it is logged."""
+"""What a service learns from its environment: endpoints and the shared token. None of it is logged.
+
+Secrets come in files that variables name (`HEADRACE_TOKEN_FILE`), in the runner's services as in a cluster's:
+a variable is in `/proc/PID/environ` for as long as the process lives, for all that it starts to read and to
+print. The plain variables are for people, and go first.
+"""
 
 from __future__ import annotations
 
 import hmac
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.net import is_loopback
 from headrace.redis_url import with_password
 
-SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_REDIS_PASSWORD", "HEADRACE_TOKEN")
-"""Variables that no process with somebody else's code is given."""
+SECRET_FILES = {
+    "HEADRACE_REDIS_URL": "HEADRACE_REDIS_URL_FILE",
+    "HEADRACE_REDIS_PASSWORD": "HEADRACE_REDIS_PASSWORD_FILE",
+    "HEADRACE_TOKEN": "HEADRACE_TOKEN_FILE",
+}
+"""Variables that no process with somebody else's code is given, and those that name a file instead."""
 
 
-def without_secrets() -> dict[str, str]:
+def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for such a process."""
-    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+    hidden = {*SECRET_FILES, *SECRET_FILES.values()}
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
+def secret(name: str) -> str:
+    """The variable `name`, else the contents of the file that the variable `name`_FILE names, else ""."""
+    if value := os.environ.get(name):
+        return value
+    variable = SECRET_FILES.get(name, f"{name}_FILE")
+    if not (file := os.environ.get(variable)):
+        return ""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"{variable}: {file} cannot be read: {error}") from None
 
 
 def _required(name: str, what: str) -> str:
-    value = os.environ.get(name, "")
+    value = secret(name) if name in SECRET_FILES else os.environ.get(name, "")
     if not value:
         raise SystemExit(f"{name} is not set: {what}")
     return value
@@ -33,12 +57,12 @@ def redis_url() -> str:
 
 def redis_url_if_set() -> str | None:
     """The same; None where HEADRACE_REDIS_URL is not set."""
-    return redis_url() if os.environ.get("HEADRACE_REDIS_URL") else None
+    return redis_url() if secret("HEADRACE_REDIS_URL") else None
 
 
 def with_redis_password(url: str) -> str:
     """`url` with HEADRACE_REDIS_PASSWORD, whatever characters that has; one in `url` itself goes first."""
-    password = os.environ.get("HEADRACE_REDIS_PASSWORD", "")
+    password = secret("HEADRACE_REDIS_PASSWORD")
     return with_password(url, password) if password else url
 
 
@@ -63,7 +87,7 @@ def token() -> str:
     Several tokens, separated by commas, are all accepted and the first is sent: a token is replaced without
     a pause by `new,old` everywhere, then `new`. (The first step itself is two: `old,new`, then `new,old`.)
     """
-    return os.environ.get("HEADRACE_TOKEN", "").strip()
+    return secret("HEADRACE_TOKEN").strip()
 
 
 class NoToken(ValueError):

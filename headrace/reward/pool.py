@@ -8,7 +8,8 @@ What this module guarantees:
 - Nothing that a function started outlives its process, nor the process that has the pool (`keeper`).
 - A call is blamed only for what it did itself. Calls that wait behind one that hangs or crashes are given to
   another process. When a process with several coroutines under way dies, each of them is run again alone.
-- The function sees neither the run's token nor the Redis URL.
+- The run's token and its Redis URL are in the environment neither of a function's process nor of one above
+  it. Against a function that looks for them this is no protection: it can read what the run's user can.
 
 There is one process; more are started, up to `max_processes`, while none gets on or the calls that wait would
 take one too long.

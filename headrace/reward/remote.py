@@ -9,12 +9,12 @@ message and no log.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from typing import Any
 
 import httpx
 
+from headrace.environment import secret
 from headrace.reward.function import RewardError, parse_score
 from headrace.reward.source import Judged, Response
 
@@ -50,11 +50,15 @@ class Door:
         if self._client is None:
             headers = {}
             if self._token_env is not None:
-                token = os.environ.get(self._token_env, "").strip()
+                try:
+                    token = secret(self._token_env).strip()
+                except SystemExit as error:  # its file cannot be read
+                    raise RewardError(f"{self._key}.token_env: {error}") from None
                 if not token or not token.isascii() or not token.isprintable():
                     raise RewardError(
                         f"{self._key}.token_env: the environment variable {self._token_env} is not set to a "
-                        "token: set it where the run is started (in a cluster: for the rollouters)"
+                        f"token, nor {self._token_env}_FILE to a file with one: set it where the run is "
+                        "started (in a cluster: for the rollouters)"
                     )
                 headers["Authorization"] = f"Bearer {token}"
             self._client = httpx.AsyncClient(

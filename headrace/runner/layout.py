@@ -14,8 +14,8 @@
     checkpoints/, final/ the trainer's checkpoints and the trained model
     redis/               the bundled server's append-only file
     prometheus/          configuration and data of the run's own Prometheus, where there is one
-    private/             mode 0700: endpoints.json with secrets, the lock, the configuration as asked for,
-                         the number of rollouters asked for while it runs
+    private/             mode 0700: secrets (endpoints.json, redis_url, token), the lock, the configuration
+                         as asked for, the number of rollouters asked for while it runs
 
 What its processes put under TMPDIR lies elsewhere and goes with them (`headrace.runner.scratch`).
 One runner per directory: it holds a lock, which the guardian keeps until the run's last process is gone.

@@ -10,10 +10,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from headrace import redis_url, valkey_server
 from headrace.config import RunConfig
+from headrace.environment import SECRET_FILES, without_secrets
 from headrace.net import LOOPBACK_INTERFACE, NCCL_INTERFACE, free_port, is_loopback
 from headrace.runner.layout import RunLayout, complete_checkpoints
 from headrace.runner.processes import Service, command
@@ -24,7 +26,7 @@ _LOCK_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where everything listens, with the secrets: goes to `private/endpoints.json` only."""
+    """Where everything listens, with the secrets: they go to files in `private/` only."""
 
     run: str
     redis_url: str
@@ -192,17 +194,34 @@ def rollouter(
 
 def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str]) -> dict[str, str]:
     return {
-        **environ,
-        "HEADRACE_REDIS_URL": ends.redis_url,
+        **without_secrets(environ),  # those of a run in a cluster, say
+        **{SECRET_FILES[name]: str(_secret_file(layout, name)) for name in _secrets(ends)},
         "HEADRACE_COORDINATOR": ends.coordinator,
         "HEADRACE_RUN_DIR": str(layout.root),
-        "HEADRACE_TOKEN": ends.token,
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         # NCCL takes any interface but this one by itself.
         **({NCCL_INTERFACE: LOOPBACK_INTERFACE} if is_loopback(ends.host) else {}),
     }
+
+
+def _secrets(ends: Endpoints) -> dict[str, str]:
+    return {"HEADRACE_REDIS_URL": ends.redis_url, "HEADRACE_TOKEN": ends.token}
+
+
+def _secret_file(layout: RunLayout, name: str) -> Path:
+    return layout.private / name.removeprefix("HEADRACE_").lower()
+
+
+def write_secrets(layout: RunLayout, ends: Endpoints) -> None:
+    """Write the files in which the services find their secrets; before any of them is started."""
+    for name, value in _secrets(ends).items():
+        file = _secret_file(layout, name)
+        file.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(value)
 
 
 def _listen(host: str, port: int) -> list[str]:

@@ -52,6 +52,7 @@ from headrace.runner.services import (
     plan,
     service_table,
     stop_groups,
+    write_secrets,
 )
 from headrace.runner.spawn import spawn
 
@@ -133,6 +134,7 @@ class Session:
         ends = choose_endpoints(self.config, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         self._ends = ends
         services = self.config.services
+        write_secrets(self.layout, ends)
         table = service_table(self.config, self.layout, ends)
         if self.prometheus is not None:
             self.prometheus.follow(ends)

@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.helm.objects import Object, Pod, of_kind, pods
 from tests.listeners import Listener, listeners, open_unix_sockets, tree_of
 
+SECRETS = "/etc/headrace/secrets"
 _END_S = 60.0
 _PROBE_S = 30.0
 """More than a kubelet's: how busy this machine is says nothing about the pod."""
@@ -55,6 +56,10 @@ class LocalPods:
             self._volumes[path].mkdir()
             for file, text in found["data"].items():
                 (self._volumes[path] / file).write_text(self._local(text))
+        self._volumes[SECRETS] = folder / "secrets"
+        self._volumes[SECRETS].mkdir()
+        for pod in self._pods.values():
+            self._write_secrets(pod)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, component: str) -> None:
@@ -65,6 +70,18 @@ class LocalPods:
             assert process.wait(300) == 0, self.log(container["name"])
         for container in pod.spec["containers"]:
             self.running[container["name"]] = self._run(pod, container)
+
+    def _write_secrets(self, pod: Pod) -> None:
+        """Files of the projected volume, which is the same in every pod that has one."""
+        for volume in pod.spec.get("volumes", []):
+            for source in volume.get("projected", {}).get("sources", []):
+                for item in source["secret"]["items"]:
+                    value = self._secrets[source["secret"]["name"]][item["key"]]
+                    (self._volumes[SECRETS] / item["path"]).write_text(value)
+
+    def secret(self, component: str, name: str) -> str:
+        """What a service of the pod finds in the file that the variable `name` names."""
+        return Path(self.variables(component)[name]).read_text()
 
     def variables(self, component: str) -> dict[str, str]:
         """The environment of its main container."""

@@ -191,6 +191,8 @@ def _references(pod: Pod) -> Iterator[tuple[str, str]]:
             yield "ConfigMap", volume["configMap"]["name"]
         if "secret" in volume:
             yield "Secret", volume["secret"]["secretName"]
+        for source in volume.get("projected", {}).get("sources", []):
+            yield "Secret", source["secret"]["name"]
         if "persistentVolumeClaim" in volume:
             yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
     for container in pod.containers:

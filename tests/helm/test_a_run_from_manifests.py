@@ -146,7 +146,7 @@ def assert_can_be_read(run: LocalPods, folder: Path) -> None:
     assert "of 3 processes over " in said[end:]
     assert ", their clocks aligned to " in said[end:]
     assert (
-        run.variables("trainer")["HEADRACE_REDIS_PASSWORD"]
+        run.secret("trainer", "HEADRACE_REDIS_PASSWORD_FILE")
         not in (folder / "runs" / "demo" / "config.yaml").read_text()
     )
 
@@ -245,7 +245,7 @@ def test_the_demo_runs_to_its_end(run: LocalPods, tmp_path: Path) -> None:
     assert len(rows) == 6
     assert (tmp_path / "runs" / "demo" / "final" / "config.json").exists()
     told = run.variables("trainer")
-    password = told["HEADRACE_REDIS_PASSWORD"]
+    password = run.secret("trainer", "HEADRACE_REDIS_PASSWORD_FILE")
     with connect(with_password(told["HEADRACE_REDIS_URL"], password)) as client:
         assert audit(client, "demo").balanced
     assert_can_be_read(run, tmp_path)

@@ -356,17 +356,49 @@ def test_tls_on_both_sides() -> None:
     ]
 
 
+def secret_files(pod: Pod) -> dict[str, tuple[str, str]]:
+    """Name and key of the Secret behind each file that a variable of the main container names."""
+    container = main(pod)
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "secrets"]
+    assert mount["readOnly"]
+    found = {}
+    for source in volumes(pod)["secrets"]["projected"]["sources"]:
+        for item in source["secret"]["items"]:
+            path = f"{mount['mountPath']}/{item['path']}"
+            for name, value in variables(container).items():
+                if value == path:
+                    found[name] = (source["secret"]["name"], item["key"])
+    return found
+
+
+@pytest.mark.parametrize("preset", charts.ALL)
+def test_no_service_of_ours_gets_a_credential_as_a_variable(preset: str) -> None:
+    """Whatever they start could read it: only the server, which starts nobody's code, has its password so."""
+    for pod in pods(charts.rendered(preset)):
+        for container in pod.containers:
+            for name, value in variables(container).items():
+                assert (
+                    pod.component == "redis"
+                    or not name.startswith("HEADRACE_")
+                    or isinstance(value, str)
+                    or ("secretKeyRef" not in value)
+                ), f"{preset}: {pod.name}: {name}"
+
+
 def test_credentials_are_those_of_the_secrets() -> None:
     ours = charts.rendered(sets=('auth.existingSecret="mine"',))
     theirs = charts.rendered("ci/external-redis.yaml")
     assert "Secret" not in {o["kind"] for o in ours}
     for component in ("rollouter", "trainer", "queue", "coordinator", "test"):
-        seen = variables(main(pod_of(component, ours)))
-        assert seen["HEADRACE_TOKEN"] == {"secretKeyRef": {"name": "mine", "key": "token"}}
-        assert seen["HEADRACE_REDIS_PASSWORD"] == {"secretKeyRef": {"name": "mine", "key": "redis-password"}}
+        assert secret_files(pod_of(component, ours)) == {
+            "HEADRACE_TOKEN_FILE": ("mine", "token"),
+            "HEADRACE_REDIS_PASSWORD_FILE": ("mine", "redis-password"),
+        }
+        assert secret_files(pod_of(component, theirs)) == {
+            "HEADRACE_TOKEN_FILE": ("demo-auth", "token"),
+            "HEADRACE_REDIS_PASSWORD_FILE": ("team-redis", "password"),
+        }
         seen = variables(main(pod_of(component, theirs)))
-        assert seen["HEADRACE_TOKEN"] == {"secretKeyRef": {"name": "demo-auth", "key": "token"}}
-        assert seen["HEADRACE_REDIS_PASSWORD"] == {"secretKeyRef": {"name": "team-redis", "key": "password"}}
         assert seen["HEADRACE_REDIS_URL"] == "rediss://redis.data.svc:6380/3"
     redis = variables(main(pod_of("redis", ours)))
     wanted = {"secretKeyRef": {"name": "mine", "key": "redis-password"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -69,6 +71,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> tuple
     wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
     (run.directory / "scraped.json").write_text(json.dumps(scrape(run)))
     assert any(temporary.glob("headrace-run-*/rollouter-0/*")), "vLLM's sockets lie elsewhere"
+    (run.directory / "shown.json").write_text(json.dumps(secrets_shown(run, process.pid)))
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output[-6000:]
     return run, output
@@ -118,6 +121,30 @@ def scrape(run: Run) -> dict[str, list[str]]:
             names = [f.name + ("_total" if f.type == "counter" else "") for f in families]
             found[service.removesuffix("-0")] = [*names]
     return found
+
+
+def secrets_shown(run: Run, runner: int) -> dict[str, list[str]]:
+    """Of every process of the run by its command: the secrets that its environment or its arguments show."""
+    url, token = run.endpoints["redis_url"], run.endpoints["token"]
+    secrets = {"password": url.split(":")[2].split("@")[0], "token": token}
+    found = {}
+    for process in [psutil.Process(runner), *psutil.Process(runner).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            for name in ("environ", "cmdline"):
+                text = Path(f"/proc/{process.pid}/{name}").read_text(errors="replace")
+                shown = [what for what, value in secrets.items() if value in text]
+                found[f"{process.pid} {' '.join(words)[:200]} {name}"] = shown
+    return found
+
+
+def test_no_process_shows_a_secret(finished: tuple[Run, str]) -> None:
+    """A reward's process is one of them, and the others are above it or beside it."""
+    run, _ = finished
+    shown: dict[str, list[str]] = json.loads((run.directory / "shown.json").read_text())
+    for part in ("headrace_rollouter", "headrace_trainer", "headrace_queue", "headrace.reward.keeper"):
+        assert any(part in process for process in shown), part
+    assert {process: what for process, what in shown.items() if what} == {}
 
 
 def test_every_metric_is_documented_and_shown(finished: tuple[Run, str]) -> None:

@@ -49,13 +49,14 @@ STANDINS = {
     "headrace_queue": """
 from standin_serve import *
 import os
+from headrace import environment
 from headrace.config_load import load
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.redis_connect import connect
 from pathlib import Path
 run = load(Path(flag("--config"))).name
-ledger = SyncLedger(connect(os.environ["HEADRACE_REDIS_URL"], 5.0), run)
+ledger = SyncLedger(connect(environment.redis_url(), 5.0), run)
 if ledger.run(ops.configure(8, 8, 1, 1, 4, "fingerprint")).created:
     ledger.run(ops.issue(0, [b"p"] * 4, True))
 on_stop(0, "queue")
@@ -80,7 +81,7 @@ root = os.environ["HEADRACE_RUN_DIR"]
 on_stop(75, "trainer")
 if "deaf" in os.environ["HEADRACE_STANDIN"]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-assert os.environ["OMP_NUM_THREADS"] == "1" and os.environ["HEADRACE_TOKEN"]
+assert os.environ["OMP_NUM_THREADS"] == "1" and open(os.environ["HEADRACE_TOKEN_FILE"]).read()
 while not all(os.path.exists("up-" + n) for n in ("coordinator", "queue", "rollouter-0", "rollouter-1")):
     time.sleep(0.01)
 def append(name, row):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from headrace import environment
 from headrace.environment import NoToken, bearer, redis_url, token, token_matches, token_to_listen
 
 
@@ -62,3 +65,26 @@ def test_the_password_may_come_by_itself(url: str, whole: str, monkeypatch: pyte
     assert redis_url() == whole
     monkeypatch.delenv("HEADRACE_REDIS_PASSWORD")
     assert redis_url() == url
+
+
+def test_a_secret_comes_from_a_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text(" from the file\n")
+    monkeypatch.delenv("HEADRACE_TOKEN", raising=False)
+    monkeypatch.setenv("HEADRACE_TOKEN_FILE", str(file))
+    assert environment.token() == "from the file"
+    monkeypatch.setenv("HEADRACE_TOKEN", "from the variable")
+    assert environment.token() == "from the variable"
+    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://ours:6379/0")
+    (tmp_path / "password").write_text("p@s/s\n")  # every byte counts
+    monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+    monkeypatch.delenv("HEADRACE_REDIS_PASSWORD", raising=False)
+    assert environment.redis_url() == "redis://:p%40s%2Fs%0A@ours:6379/0"
+    assert not [name for name in environment.without_secrets() if name.startswith("HEADRACE_")]
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_TOKEN", raising=False)
+    monkeypatch.setenv("HEADRACE_TOKEN_FILE", str(tmp_path / "nowhere"))
+    with pytest.raises(SystemExit, match=r"HEADRACE_TOKEN_FILE: .*nowhere cannot be read: "):
+        environment.token()

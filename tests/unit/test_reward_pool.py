@@ -14,9 +14,13 @@ from typing import Any
 
 import pytest
 
+from headrace.config import RunConfig
 from headrace.reward import RewardError
 from headrace.reward.pool import FunctionPool, _Process
 from headrace.reward.source import Judged, Response
+from headrace.runner.layout import RunLayout
+from headrace.runner.services import choose_endpoints, service_table, write_secrets
+from tests.unit.test_config import GOOD
 from tests.waiting import until
 
 LONG_S = 60.0
@@ -170,6 +174,7 @@ async def test_it_sees_no_secret_of_the_run(pool: Make, monkeypatch: pytest.Monk
     monkeypatch.setenv("HEADRACE_TOKEN", "hunter2")
     monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://:hunter2@localhost")
     monkeypatch.setenv("HEADRACE_REDIS_PASSWORD", "hunter2")
+    monkeypatch.setenv("HEADRACE_TOKEN_FILE", "/run/hunter2")
     monkeypatch.setenv("JUDGE_KEY", "the user's own")
     p = pool(
         """
@@ -180,6 +185,65 @@ async def test_it_sees_no_secret_of_the_run(pool: Make, monkeypatch: pytest.Monk
         """
     )
     assert (await p.judge(response())).score == 1.0
+
+
+async def test_nor_does_any_process_above_it_show_one(tmp_path: Path) -> None:
+    """A rollouter as `headrace run` starts it: its environment, and those of all above it, are read from
+    within the reward's process."""
+    layout = RunLayout(tmp_path / "run")
+    layout.create()
+    config = RunConfig.model_validate(GOOD)
+    ends = choose_endpoints(config, "hunter2-token", "hunter2-password")
+    write_secrets(layout, ends)
+    shell = {**os.environ, "HEADRACE_TOKEN": "hunter2-of-another-run", "HEADRACE_REDIS_PASSWORD": "hunter2"}
+    (service,) = [s for s in service_table(config, layout, ends, shell) if s.name == "rollouter-0"]
+    (tmp_path / "user.py").write_text(
+        """
+import os, pathlib
+
+def compute_score(source, solution, truth, info):
+    above, seen = os.getpid(), []
+    while above:
+        for file in ("environ", "cmdline"):
+            try:
+                text = pathlib.Path(f"/proc/{above}/{file}").read_bytes()
+            except PermissionError:  # process 1 is not ours
+                continue
+            assert b"hunter2" not in text, f"{file} of process {above} of {seen}"
+        seen.append(above)
+        status = pathlib.Path(f"/proc/{above}/status").read_text()
+        above = int(status.split("PPid:")[1].split()[0])
+    assert int(solution) in seen[1:], "a rollouter is above it"
+    return len(seen)
+"""
+    )
+    program = tmp_path / "rollouter.py"  # not an argument, which would show the words looked for
+    program.write_text(
+        f"""
+import asyncio, os
+from headrace import environment
+from headrace.reward.pool import FunctionPool
+from headrace.reward.source import Response
+assert environment.token() == "hunter2-token"
+assert ":hunter2-password@" in environment.redis_url()
+async def main():
+    pool = FunctionPool({str(tmp_path / "user.py")!r}, "compute_score", "x", 60.0)
+    print((await pool.judge(Response("", str(os.getpid()), "", {{}}))).score)
+    await pool.close()
+asyncio.run(main())
+"""
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(program)),
+        env=service.env,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0, said.decode()
+    assert float(said) >= 3
+    for file in layout.private.iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600, file
 
 
 # -- what goes wrong ------------------------------------------------------------------------------

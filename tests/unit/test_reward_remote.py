@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ async def test_no_more_requests_at_once_than_allowed(service: Service) -> None:
 
 
 async def test_the_token_is_sent_and_never_shown(
-    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN + "\n")
@@ -173,10 +174,20 @@ async def test_the_token_is_sent_and_never_shown(
     assert TOKEN not in str(caught.value)
     assert TOKEN not in repr(caught.value.__context__)
     assert TOKEN not in caplog.text
+    monkeypatch.delenv("JUDGE_TOKEN")
+    (tmp_path / "token").write_text(f"{TOKEN}-2\n")
+    monkeypatch.setenv("JUDGE_TOKEN_FILE", str(tmp_path / "token"))
+    service.answers = [0.5]
+    await judge(HttpReward("k", service.url, token_env="JUDGE_TOKEN"))
+    assert service.headers[-1]["authorization"] == f"Bearer {TOKEN}-2"
 
 
 async def test_a_token_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_TOKEN", raising=False)
+    monkeypatch.setenv("JUDGE_TOKEN_FILE", "/nowhere/token")
+    with pytest.raises(RewardError, match=r"judge\.token_env: JUDGE_TOKEN_FILE: /nowhere/token cannot"):
+        await HttpReward("reward.sources.judge", "http://x", token_env="JUDGE_TOKEN").start()
+    monkeypatch.delenv("JUDGE_TOKEN_FILE")
     with pytest.raises(RewardError, match=r"reward\.sources\.judge\.token_env: .* JUDGE_TOKEN is not set"):
         await HttpReward("reward.sources.judge", "http://localhost", token_env="JUDGE_TOKEN").start()
 

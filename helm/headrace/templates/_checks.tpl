@@ -191,7 +191,7 @@ secret is what only switches something, or is the path of a file. */}}
 {{- end -}}
 {{- end -}}
 {{- /* Whatever the chart sets is set by a value of its own. */ -}}
-{{- range $name, $value := pick ($extra | default dict) "POD_NAME" "POD_IP" "HEADRACE_REDIS_URL" "HEADRACE_REDIS_PASSWORD" "HEADRACE_TOKEN" "HEADRACE_COORDINATOR" "HEADRACE_RUN_DIR" "HEADRACE_TLS_CERT" "HEADRACE_TLS_KEY" "HEADRACE_TLS_CA" -}}
+{{- range $name, $value := pick ($extra | default dict) "POD_NAME" "POD_IP" "HEADRACE_REDIS_URL" "HEADRACE_REDIS_URL_FILE" "HEADRACE_REDIS_PASSWORD" "HEADRACE_REDIS_PASSWORD_FILE" "HEADRACE_TOKEN" "HEADRACE_TOKEN_FILE" "HEADRACE_COORDINATOR" "HEADRACE_RUN_DIR" "HEADRACE_TLS_CERT" "HEADRACE_TLS_KEY" "HEADRACE_TLS_CA" -}}
 {{- $problems = append $problems (printf "%s.extraEnv.%s: the chart sets it, from redis.external, auth, tls, config.name and the release; leave it out" $component $name) -}}
 {{- end -}}
 {{- if ne $component "redis" -}}

@@ -86,14 +86,10 @@ capabilities:
 {{- $base := include "headrace.base" $root -}}
 {{- $scheme := ternary "rediss" "redis" $v.tls.enabled -}}
 {{- $url := $v.redis.external.url | default (printf "%s://%s-redis:%s/0" $scheme $base (include "headrace.port" (list $root "redis" "redis"))) -}}
-{{- $secret := dict "name" (include "headrace.authSecret" $root) "key" "redis-password" -}}
-{{- if $v.redis.external.url -}}
-{{- $secret = dict "name" $v.redis.external.existingSecret "key" $v.redis.external.passwordKey -}}
-{{- end -}}
 {{- $env := dict
   "HEADRACE_REDIS_URL" $url
-  "HEADRACE_REDIS_PASSWORD" (dict "valueFrom" (dict "secretKeyRef" $secret))
-  "HEADRACE_TOKEN" (dict "valueFrom" (dict "secretKeyRef" (dict "name" (include "headrace.authSecret" $root) "key" "token")))
+  "HEADRACE_REDIS_PASSWORD_FILE" "/etc/headrace/secrets/redis-password"
+  "HEADRACE_TOKEN_FILE" "/etc/headrace/secrets/token"
   "PYTHONUNBUFFERED" "1"
   "TOKENIZERS_PARALLELISM" "false"
   "OMP_NUM_THREADS" "1"
@@ -102,7 +98,7 @@ capabilities:
   "XDG_CACHE_HOME" "/scratch/.cache"
   "HF_HOME" "/scratch/huggingface" -}}
 {{- if and $v.redis.external.url (not $v.redis.external.existingSecret) -}}
-{{- $_ := unset $env "HEADRACE_REDIS_PASSWORD" -}}
+{{- $_ := unset $env "HEADRACE_REDIS_PASSWORD_FILE" -}}
 {{- end -}}
 {{- if $v.tls.enabled -}}
 {{- range $name, $file := dict "CERT" "tls.crt" "KEY" "tls.key" "CA" "ca.crt" -}}
@@ -112,6 +108,34 @@ capabilities:
 {{- range $name, $value := .more -}}{{- $_ := set $env $name $value -}}{{- end -}}
 {{- range $name, $value := (index $v .component).extraEnv -}}{{- $_ := set $env $name $value -}}{{- end -}}
 {{- include "headrace.envList" $env -}}
+{{- end -}}
+
+{{/*
+Credentials are files: a variable would be there to read for all that a service starts, a reward function's processes for one.
+*/}}
+{{- define "headrace.secretsVolume" -}}
+{{- $v := .Values -}}
+- name: secrets
+  projected:
+    defaultMode: 0440
+    sources:
+      - secret:
+          name: {{ include "headrace.authSecret" . | toYaml }}
+          items:
+            - {key: token, path: token}
+            {{- if not $v.redis.external.url }}
+            - {key: redis-password, path: redis-password}
+            {{- end }}
+      {{- if and $v.redis.external.url $v.redis.external.existingSecret }}
+      - secret:
+          name: {{ $v.redis.external.existingSecret | toYaml }}
+          items:
+            - {key: {{ $v.redis.external.passwordKey | toYaml }}, path: redis-password}
+      {{- end }}
+{{- end -}}
+
+{{- define "headrace.secretsMount" -}}
+- {name: secrets, mountPath: /etc/headrace/secrets, readOnly: true}
 {{- end -}}
 
 {{/* A value as text. Helm reads every number as a float, and would write large ones as 1e+10. */}}
@@ -156,6 +180,7 @@ capabilities:
   emptyDir: {sizeLimit: {{ $c.scratchSize }}}
 - name: config
   configMap: {name: {{ $base }}-config}
+{{ include "headrace.secretsVolume" $root }}
 {{- if and (has "files" .with) $v.files }}
 - name: files
   configMap: {name: {{ $base }}-files}
@@ -206,6 +231,7 @@ capabilities:
 - {name: scratch, mountPath: /scratch}
 - {name: tmp, mountPath: /tmp}
 - {name: config, mountPath: /etc/headrace/config, readOnly: true}
+{{ include "headrace.secretsMount" . }}
 {{- if and (has "files" .with) $v.files }}
 - {name: files, mountPath: /etc/headrace/files, readOnly: true}
 {{- end }}

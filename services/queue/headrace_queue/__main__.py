@@ -109,7 +109,7 @@ def _leave(error: Exception, code: int) -> NoReturn:
 
 async def serve(config: RunConfig, listener: socket.socket) -> None:
     """Start, run the loops and the API, and end in order on SIGTERM or SIGINT."""
-    url = os.environ.get("HEADRACE_REDIS_URL") or config.redis.url
+    url = environment.secret("HEADRACE_REDIS_URL") or config.redis.url
     if not url:
         raise startup.config_problem("no Redis is named: set HEADRACE_REDIS_URL, or redis.url in the file")
     client = await startup.connect(
