@@ -10,6 +10,7 @@ Standard library only: processes that run users' functions import this.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import Any, TextIO
@@ -55,7 +56,11 @@ class Guarded:
 
 
 def guard() -> None:
-    """Let nothing but safe text through to stdout and stderr from now on. More than once is once."""
+    """Let nothing but safe text through to stdout and stderr from now on. More than once is once.
+
+    Libraries' progress bars are off, in what is imported later: they would be shown as the lines they redraw.
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, Guarded):

@@ -200,6 +200,7 @@ def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str])
         "HEADRACE_RUN_DIR": str(layout.root),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
         "PYTHONUNBUFFERED": "1",
         # NCCL takes any interface but this one by itself.
         **({NCCL_INTERFACE: LOOPBACK_INTERFACE} if is_loopback(ends.host) else {}),

@@ -230,6 +230,12 @@ def test_the_panel_draws_and_what_it_shows_is_text(monkeypatch: pytest.MonkeyPat
     assert "meanwhile: \\u001b[2J" in " ".join(text.split())
 
 
+def test_a_bar_of_a_library_is_not_drawn_over_and_over(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "from headrace.terminal import guard; guard()\nimport tqdm\nfor _ in tqdm.tqdm(range(3)): pass"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_plain_lines_are_text_too(capsys: pytest.CaptureFixture[str]) -> None:
     guard()
     display = make_display(sys.stdout, "x")
