@@ -117,9 +117,12 @@ def encode(advice: Advice) -> str:
 
 
 def decode(raw: bytes | str | None) -> Mapping[str, Any] | None:
-    """What `encode` wrote; None for nothing or anything else."""
+    """What `encode` wrote, perhaps of another version: `rollouters`, a number, and `why`, a text, are there.
+    None for nothing or anything else."""
     try:
         found = json.loads(raw) if raw else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and "rollouters" in found else None
+    if not isinstance(found, dict) or type(found.get("rollouters")) is not int:
+        return None
+    return {**found, "why": str(found.get("why", "not told"))}

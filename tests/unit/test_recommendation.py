@@ -116,3 +116,11 @@ def test_what_is_kept_in_redis() -> None:
     assert found is not None
     assert (found["rollouters"], found["window"]["trainer_idle"]) == (4, 0.6)
     assert decode(None) is decode(b"{") is decode(b"[]") is None
+
+
+def test_an_advice_of_another_version_is_read_as_far_as_it_goes() -> None:
+    found = decode(b'{"rollouters": 3, "mood": [1]}')
+    assert found is not None
+    assert (found["rollouters"], found["why"]) == (3, "not told")
+    for odd in (b"", b"{}", b'{"rollouters": "many"}', b'{"rollouters": true}', b"[" * 100_000, b"\xff"):
+        assert decode(odd) is None
