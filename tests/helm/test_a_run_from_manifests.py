@@ -210,12 +210,13 @@ def ask(
     run: LocalPods, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **changes: str
 ) -> tuple[object, str]:
     """The test's pod in this process, with some variables changed: exit code and output."""
-    for name, value in (run.variables("test") | changes).items():
-        if name.startswith("HEADRACE_"):
-            monkeypatch.setenv(name, value)
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        reachable.main([*run.options("test"), "--timeout-s", "0"])
+    with monkeypatch.context() as patch:
+        for name, value in (run.variables("test") | changes).items():
+            if name.startswith("HEADRACE_"):
+                patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            reachable.main([*run.options("test"), "--timeout-s", "0"])
     return ended.value.code, capsys.readouterr().out
 
 
