@@ -68,6 +68,12 @@ class _Pool(redis.asyncio.ConnectionPool):
         return super().get_available_connection()
 
 
+def is_silence(error: Exception) -> bool:
+    """Whether a connection that was up gave no answer in time. Its line may be half-open, and then so are
+    those of its pool that wait for work. One that could not be made says nothing about others."""
+    return isinstance(error, redis.TimeoutError) and "reading" in str(error)
+
+
 def connect_async(url: str, timeout_s: float = 10.0) -> redis.asyncio.Redis:
     pool = _Pool.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, timeout_s))
     return redis.asyncio.Redis.from_pool(pool)

@@ -30,7 +30,7 @@ from headrace.ledger import keys, marks, ops, replies, scripts
 from headrace.ledger.keep import Keep
 from headrace.ledger.marks import Marks
 from headrace.ledger.ops import Op
-from headrace.redis_connect import LOGIN_REFUSED, login_refused
+from headrace.redis_connect import LOGIN_REFUSED, is_silence, login_refused
 
 T = TypeVar("T")
 log = logging.getLogger("headrace.ledger")
@@ -250,6 +250,8 @@ class AsyncLedger(_Common):
             except LOGIN_REFUSED as error:
                 raise self._login_refused(error) from None
             except RETRYABLE as error:
+                if is_silence(error):  # each that waits in the pool would cost a deadline of its own
+                    await self._drop_idle()
                 await asyncio.sleep(self._delay(op, attempt, started, error))
             except OutOfMemoryError as error:
                 if not self._waits_when_full:
@@ -260,6 +262,10 @@ class AsyncLedger(_Common):
                 if not passes(error):
                     raise self._refused(op, error) from None
                 await asyncio.sleep(self._delay(op, attempt, started, error))
+
+    async def _drop_idle(self) -> None:
+        with contextlib.suppress(redis.RedisError):  # a line that is gone cannot always be closed in order
+            await self.redis.connection_pool.disconnect(inuse_connections=False)
 
     async def _wait_for_memory(self, op: Op[Any]) -> None:
         if not self._waiting:

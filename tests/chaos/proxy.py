@@ -1,16 +1,21 @@
-"""A TCP proxy that cuts connections, loses replies, and goes away, as networks do."""
+"""A TCP proxy that cuts, delays, narrows, garbles and swallows, and goes away, as networks do."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _CHUNK = 1 << 16
 _REFUSAL_S = 0.05
+_SLICE = 1 << 12
+"""Bytes that a narrow line carries at a time."""
+
+Link = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 
 class Proxy:
@@ -20,10 +25,19 @@ class Proxy:
         self._host = host
         self._target = target_port
         self._loop = asyncio.new_event_loop()
-        self._links: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._links: set[Link] = set()
+        self._hushed: set[Link] = set()
         self._away = False
         self._full = False
+        self._silent = False
+        self._delay_s = 0.0
+        self._rate = 0.0
         self._lose = 0
+        self._repeat = 0
+        self.repeated = 0
+        """Chunks that went through twice so far."""
+        self.moved = 0
+        """Bytes that went through so far."""
         self.lost = 0
         """Replies that were swallowed so far: the server did what was asked, the client never heard."""
         self._server: asyncio.Server | None = None
@@ -65,6 +79,33 @@ class Proxy:
         """Swallow the next `count` replies, each together with its connection."""
         self._lose = count
 
+    def hush(self) -> int:
+        """Let the connections that are there carry nothing any more and stay open: half-open, as after
+        a node has vanished. New ones work. Returns how many there were."""
+        return self._do(self._hush())
+
+    async def _hush(self) -> int:
+        self._hushed |= self._links
+        return len(self._hushed)
+
+    def silent(self, is_silent: bool) -> None:
+        """While silent, new connections are taken and carry nothing, like those that are there already."""
+        self._silent = is_silent
+        if is_silent:
+            self.hush()
+
+    def delay(self, seconds: float) -> None:
+        """Everything takes `seconds` longer, each way; 0 for no longer."""
+        self._delay_s = seconds
+
+    def narrow(self, bytes_per_s: float) -> None:
+        """Each connection carries so much and no more, each way; 0 for all that comes."""
+        self._rate = bytes_per_s
+
+    def repeat(self, count: int) -> None:
+        """Send the next `count` chunks twice: the stream is garbled, and whoever reads it must notice."""
+        self._repeat = count
+
     def close(self) -> None:
         async def shut() -> None:
             if self._server is not None:
@@ -90,8 +131,10 @@ class Proxy:
             return
         link = (writer, up_writer)
         self._links.add(link)
+        if self._silent:
+            self._hushed.add(link)
         try:
-            pumps = [self._pump(reader, up_writer, False), self._pump(up_reader, writer, True)]
+            pumps = [self._pump(link, reader, up_writer, False), self._pump(link, up_reader, writer, True)]
             tasks = [asyncio.ensure_future(pump) for pump in pumps]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -99,15 +142,37 @@ class Proxy:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             self._links.discard(link)
+            self._hushed.discard(link)
             for end in link:
                 end.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_reply: bool) -> None:
+    async def _pump(
+        self, link: Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_reply: bool
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(_CHUNK):
+                if link in self._hushed:
+                    continue
                 if is_reply and self._lose > 0:
                     self._lose -= 1
                     self.lost += 1
                     return
-                sink.write(data)
-                await sink.drain()
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
+                if self._repeat > 0:
+                    self._repeat -= 1
+                    self.repeated += 1
+                    data += data
+                self.moved += len(data)
+                await self._send(sink, data)
+
+    async def _send(self, sink: asyncio.StreamWriter, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            rate, began = self._rate, time.monotonic()
+            part = data[at : at + (_SLICE if rate else len(data))]
+            at += len(part)
+            sink.write(part)
+            await sink.drain()
+            if rate:
+                await asyncio.sleep(max(0.0, len(part) / rate - (time.monotonic() - began)))

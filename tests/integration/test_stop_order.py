@@ -147,7 +147,7 @@ def test_no_order_of_ends_costs_an_update(release: Release) -> None:
     release.up()
     release.told("coordinator", "queue")
     release.ended("coordinator", "queue")
-    until(lambda: release.fresh_log("trainer").count("coordinator stream broke") >= 4, "it to be missed")
+    until(lambda: "coordinator stream broke" in release.fresh_log("trainer"), "it to be missed")
     release.told("rollouter", "trainer")
     assert release.ended("rollouter", "trainer") == {"rollouter": 0, "trainer": 75}
     assert release.checkpoint() == release.steps()[-1] >= 9

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable
 
 import grpc
 
-from headrace import tls
+from headrace import coordinator_stream, tls
 from headrace.config import RunConfig
+from headrace.coordinator_stream import Outage
 from headrace.environment import bearer
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
@@ -29,7 +29,6 @@ from headrace_rollouter.work import Worker
 
 log = logging.getLogger("headrace.rollouter.member")
 
-_MAX_MESSAGE = 64 * 1024 * 1024
 _PROGRESS_S = 1.0
 _ASK_S = 5.0
 
@@ -65,6 +64,7 @@ class Member:
         """Held while a command, or the news that this incarnation was expired, is dealt with."""
         self._was_expired = False
         """That news waits for its turn."""
+        self._outage = Outage(log)
         self.connected = False
         self.left = asyncio.Event()
         """Set whenever a stream has ended."""
@@ -72,29 +72,19 @@ class Member:
     async def run(self) -> None:
         """Keeps the stream up for ever. Raises Expelled or EngineFailed."""
         await self._answered(self._engine.pause(), "paused")  # its hello says so
-        delay = 0.2
         while True:
             try:
-                async with tls.aio_channel(
-                    self._address,
-                    options=[
-                        ("grpc.max_receive_message_length", _MAX_MESSAGE),
-                        ("grpc.keepalive_time_ms", 15_000),
-                        ("grpc.keepalive_timeout_ms", 10_000),
-                    ],
-                ) as channel:
+                async with tls.aio_channel(self._address, coordinator_stream.CLIENT) as channel:
                     await self._stream(sync_pb2_grpc.CoordinatorStub(channel))
-                delay = 0.2
+                pause = self._outage.pause()
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                     raise Expelled(f"{self._address} refuses the token: {error.details()}") from error
-                why = {"code": str(error.code()), "details": error.details(), "retry_s": delay}
-                log.warning("coordinator stream broke", extra=why)
+                pause = self._outage.lost(code=str(error.code()), details=error.details())
             finally:
                 self.connected = False
                 self.left.set()
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # not all at once after a restart
-            delay = min(delay * 2, 5.0)
+            await asyncio.sleep(pause)
 
     async def _stream(self, stub: sync_pb2_grpc.CoordinatorStub) -> None:
         self._reports = asyncio.Queue()
@@ -129,6 +119,7 @@ class Member:
     ) -> None:
         async for command in call:
             self.connected = True
+            self._outage.up()
             if command.term < self._term:
                 log.warning(
                     "command of an old term refused", extra={"term": command.term, "known": self._term}

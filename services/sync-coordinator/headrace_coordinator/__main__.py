@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from headrace import environment, logs, tls
+from headrace import coordinator_stream, environment, logs, tls
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_UNAVAILABLE, say_why
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.coordinator")
 
 _AGAIN_S = 5.0
-_MAX_MESSAGE = 64 * 1024 * 1024  # a manifest names every tensor of the model
 
 
 async def serve(args: argparse.Namespace) -> int:
@@ -67,18 +66,7 @@ async def serve(args: argparse.Namespace) -> int:
         followers.append(agent.follow)
         beside["kubernetes"] = agent.run
     beside["tuning"] = ConfigWatch(args.config, config, seen, driver, client, followers).run
-    server = grpc.aio.server(
-        interceptors=[TokenInterceptor(token)],
-        options=[
-            ("grpc.max_receive_message_length", _MAX_MESSAGE),
-            ("grpc.max_send_message_length", _MAX_MESSAGE),
-            # A peer that vanished without closing (a lost node) is noticed within about half a minute.
-            ("grpc.keepalive_time_ms", 15_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.so_reuseport", 0),
-        ],
-    )
+    server = grpc.aio.server(interceptors=[TokenInterceptor(token)], options=coordinator_stream.SERVER)
     servicer = CoordinatorServicer(driver)
     sync_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)
     checks = health.aio.HealthServicer()

@@ -192,6 +192,7 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
             )
             return
         node = Node(hello.node, hello.store)
+        await context.send_initial_metadata(())  # it is connected, though there may be nothing to say
         launches.joined(node, hello.launch)
         reader = asyncio.create_task(self._read_node(node, request_iterator))
         try:

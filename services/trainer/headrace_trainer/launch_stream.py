@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import queue
-import random
 import threading
 from collections.abc import Callable
 
 import grpc
 
-from headrace import tls
+from headrace import coordinator_stream, tls
+from headrace.coordinator_stream import Outage
 from headrace.environment import bearer
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
@@ -85,7 +85,7 @@ class LaunchStream:
     # -- thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        delay = 0.2
+        outage = Outage(log)
         while not self._closed.is_set():
             out: queue.SimpleQueue[pb.NodeReport | None] = queue.SimpleQueue()
             with self._state:
@@ -96,35 +96,32 @@ class LaunchStream:
                 if self._ended is not None:
                     out.put(pb.NodeReport(ended=pb.NodeEnded(code=self._ended)))
             try:
-                with tls.channel(
-                    self._address,
-                    options=[("grpc.keepalive_time_ms", 15_000), ("grpc.keepalive_timeout_ms", 10_000)],
-                ) as channel:
+                with tls.channel(self._address, coordinator_stream.CLIENT) as channel:
                     stub = sync_pb2_grpc.CoordinatorStub(channel)
                     self._call = stub.TrainerNode(iter(out.get, None), metadata=self._metadata)
+                    self._call.initial_metadata()  # all that a node hears whose launch goes on
+                    if self._call.is_active():
+                        outage.up()
                     for command in self._call:
-                        delay = 0.2
                         self._on(command)
                 with self._state:
                     if self._over is not None or self._ended is not None:
                         return
+                pause = outage.pause()
             except grpc.RpcError as error:
                 if self._closed.is_set() or self._is_refusal(error):
                     return
-                log.warning(
-                    "coordinator stream broke",
-                    extra={"address": self._address, "code": str(_code(error)), "retry_s": delay},
-                )
+                pause = outage.lost(address=self._address, code=str(_code(error)))
             except Exception as error:  # certificates that are just being replaced, say
                 log.warning(
                     "coordinator stream failed",
                     extra={"address": self._address, "error": f"{type(error).__name__}: {error}"[:300]},
                     exc_info=None if isinstance(error, tls.TlsError) else error,
                 )
+                pause = outage.pause()
             finally:
                 out.put(None)  # lets the sending side end
-            self._closed.wait(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, 5.0)
+            self._closed.wait(pause)
 
     def _is_refusal(self, error: grpc.RpcError) -> bool:
         match _code(error):

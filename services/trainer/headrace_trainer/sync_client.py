@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import grpc
 
-from headrace import tls
+from headrace import coordinator_stream, tls
 from headrace.comm import CommunicatorError
+from headrace.coordinator_stream import Outage
 from headrace.environment import bearer
 from headrace.staleness import StalenessRule
 from headrace.v1 import sync_pb2 as pb
@@ -26,7 +26,6 @@ from headrace_trainer.weight_server import MovedOn, WeightServer
 
 log = logging.getLogger("headrace.trainer.sync")
 
-_MAX_MESSAGE = 64 * 1024 * 1024
 _WELCOME_S = 60.0
 """How long the coordinator may take to answer before the first round is begun without its word."""
 
@@ -65,6 +64,7 @@ class SyncClient:
         self._welcome = False
         """Whether a coordinator has answered."""
         self._term = 0
+        self._outage = Outage(log)
         self._stop = threading.Event()
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._run, name="sync-client", daemon=True)
@@ -113,35 +113,25 @@ class SyncClient:
     # -- thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        delay = 0.2
         while not self._stop.is_set():
             try:
-                with tls.channel(
-                    self._address,
-                    options=[
-                        ("grpc.max_receive_message_length", _MAX_MESSAGE),
-                        ("grpc.max_send_message_length", _MAX_MESSAGE),
-                        ("grpc.keepalive_time_ms", 15_000),
-                        ("grpc.keepalive_timeout_ms", 10_000),
-                    ],
-                ) as channel:
+                with tls.channel(self._address, coordinator_stream.CLIENT) as channel:
                     self._stream(sync_pb2_grpc.CoordinatorStub(channel))
-                delay = 0.2
+                pause = self._outage.pause()
             except grpc.RpcError as error:
                 code = error.code() if isinstance(error, grpc.Call) else error
                 if code is grpc.StatusCode.UNAUTHENTICATED:
                     self._fail(f"the coordinator at {self._address} refuses the token (HEADRACE_TOKEN)")
                     return
-                if not self._stop.is_set():
-                    details = error.details() if isinstance(error, grpc.Call) else None
-                    why = {"code": str(code), "details": details, "retry_s": delay}
-                    log.warning("coordinator stream broke", extra=why)
+                if self._stop.is_set():
+                    return
+                details = error.details() if isinstance(error, grpc.Call) else None
+                pause = self._outage.lost(code=str(code), details=details)
             except Exception as error:  # the training loop must hear of it, or it would wait in vain
                 log.exception("sync client failed")
                 self._fail(f"sync client failed: {error!r}")
                 return
-            self._stop.wait(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, 5.0)
+            self._stop.wait(pause)
 
     def _stream(self, stub: sync_pb2_grpc.CoordinatorStub) -> None:
         out: queue.SimpleQueue[pb.TrainerReport | None] = queue.SimpleQueue()
@@ -170,6 +160,7 @@ class SyncClient:
         self._call = stub.Trainer(outgoing(), metadata=self._metadata)
         try:
             for command in self._call:
+                self._outage.up()
                 if command.term >= self._term:
                     self._term = command.term
                     self._on(command)
