@@ -44,8 +44,8 @@ bench-algorithms: $(VENV)/.ready ## Learning curves of the algorithms and the la
 bench-modes: $(VENV)/.ready ## Every mode on one task: times, idle ratios, scores; ABLATE=staleness|require_batches|split
 	@$(BIN)/python -m benchmarks.modes $(if $(ABLATE),--ablate $(ABLATE)) $(ARGS)
 
-chaos: $(VENV)/.ready ## A real run under random faults, then the audit; FAULTS=40 SEED=7
-	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),40) $(if $(SEED),--seed $(SEED)) $(ARGS)
+chaos: $(VENV)/.ready ## Real runs under random faults, then the audit; FAULTS=40 SEEDS=7; a night: FAULTS=300 SEEDS=1,2,3
+	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),40) $(if $(or $(SEEDS),$(SEED)),--seeds $(or $(SEEDS),$(SEED))) $(ARGS)
 
 fuzz: $(VENV)/.ready ## Mutated payloads against the reader of samples; PAYLOADS=1000000 SEED=7
 	@$(BIN)/python -m tests.fuzz_samples --payloads $(or $(PAYLOADS),1000000) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -1,4 +1,7 @@
-"""What can go wrong. Each fault does its harm, undoes it where it does not pass by itself, and says what."""
+"""What can go wrong with the processes and their rewards.
+
+Each fault does its harm, undoes it where it does not pass by itself, and says what.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from tests.chaos import reward
-from tests.chaos.world import LEASE_S, ROLLOUTERS, World, is_alive
+from tests.chaos.world import LEASE_S, ROLLOUTERS, Stuck, World, is_alive
 
 Fault = Callable[[World, random.Random], str]
 LIMIT_S = 180.0
@@ -17,7 +20,7 @@ ENGINE_DEATH_S = 20.0
 """What a rollouter has to end in once its engine core has died, on a loaded machine."""
 
 
-def _rollouter(world: World, rng: random.Random) -> tuple[str, int]:
+def a_rollouter(world: World, rng: random.Random) -> tuple[str, int]:
     there = sorted((name, pid) for name, pid in world.pids().items() if name.startswith("rollouter-"))
     return rng.choice(there)
 
@@ -39,14 +42,14 @@ def kill_service(name: str) -> Fault:
 
 
 def kill_rollouter(world: World, rng: random.Random) -> str:
-    name, _ = _rollouter(world, rng)
+    name, _ = a_rollouter(world, rng)
     _kill(world, name)
     return f"kill -9 {name}"
 
 
 def kill_engine_core(world: World, rng: random.Random) -> str:
     """The process that holds it must not live on: nobody else can give its work back."""
-    name, pid = _rollouter(world, rng)
+    name, pid = a_rollouter(world, rng)
     world.signal(world.engine_core(pid).pid, signal.SIGKILL)
     world.wait(f"the end of {name} after its engine core", lambda: not is_alive(pid), ENGINE_DEATH_S)
     world.replaced(name, pid)
@@ -54,7 +57,7 @@ def kill_engine_core(world: World, rng: random.Random) -> str:
 
 
 def kill_trainer_rank(world: World, rng: random.Random) -> str:
-    launcher, ranks = world.pids()["trainer"], world.trainer_ranks()
+    launcher, ranks = world.pids()["trainer"], world.trainer_processes()
     index = rng.randrange(len(ranks))
     world.signal(ranks[index].pid, signal.SIGKILL)
     world.replaced("trainer", launcher)
@@ -63,7 +66,7 @@ def kill_trainer_rank(world: World, rng: random.Random) -> str:
 
 def freeze_rollouter(world: World, rng: random.Random) -> str:
     """Past its lease: it wakes up as somebody whose work belongs to others."""
-    name, pid = _rollouter(world, rng)
+    name, pid = a_rollouter(world, rng)
     world.signal(pid, signal.SIGSTOP)
     try:
         world.wait(
@@ -95,6 +98,35 @@ def freeze_trainer(world: World, rng: random.Random) -> str:
     for process in ranks:
         world.signal(process.pid, signal.SIGCONT)
     return f"SIGSTOP every trainer rank for {seconds:.1f} s, SIGCONT"
+
+
+def freeze_briefly(world: World, rng: random.Random) -> str:
+    """Shorter than its lease: nobody may take its work."""
+    name, pid = a_rollouter(world, rng)
+    members, seconds = world.members_of(name), rng.uniform(0.2, 0.6) * LEASE_S
+    world.signal(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    world.signal(pid, signal.SIGCONT)
+    if members and not members & world.members_of(name):
+        raise Stuck(f"{name} was frozen for {seconds:.1f} s of a lease of {LEASE_S:g} s, and was expired")
+    return f"SIGSTOP {name} for {seconds:.1f} s, within its lease, SIGCONT"
+
+
+def freeze_engine_core(world: World, rng: random.Random) -> str:
+    name, pid = a_rollouter(world, rng)
+    core, seconds = world.engine_core(pid), rng.uniform(1.0, 3 * LEASE_S)
+    world.signal(core.pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    world.signal(core.pid, signal.SIGCONT)
+    return f"SIGSTOP engine core of {name} for {seconds:.1f} s, SIGCONT"
+
+
+def freeze_valkey(world: World, rng: random.Random) -> str:
+    seconds = rng.uniform(1.0, 3 * LEASE_S)
+    world.signal(world.valkey.pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    world.signal(world.valkey.pid, signal.SIGCONT)
+    return f"SIGSTOP the Valkey server for {seconds:.1f} s, SIGCONT"
 
 
 def restart_valkey(world: World, rng: random.Random) -> str:
@@ -186,7 +218,7 @@ def at(moment: str, what: str = "kill") -> Fault:
         struck.unlink(missing_ok=True)
         (world.flags / f"at-{moment}").write_text(what)
         if moment in REGROUP:
-            world.signal(_rollouter(world, rng)[1], signal.SIGKILL)
+            world.signal(a_rollouter(world, rng)[1], signal.SIGKILL)
         world.wait(f"the moment {moment}", struck.exists, LIMIT_S)
         if what == "kill":
             world.wait("the runner to replace it", lambda: world.pids() not in (before, {}), LIMIT_S)
@@ -206,7 +238,7 @@ def at(moment: str, what: str = "kill") -> Fault:
     return fault
 
 
-FAULTS: dict[str, Fault] = {
+PROCESSES: dict[str, Fault] = {
     "kill rollouter": kill_rollouter,
     "kill trainer rank": kill_trainer_rank,
     "kill engine core": kill_engine_core,
@@ -225,6 +257,9 @@ FAULTS: dict[str, Fault] = {
     "freeze coordinator": freeze("coordinator"),
     "freeze trainer": freeze_trainer,
     "freeze queue": freeze("queue"),
+    "freeze briefly": freeze_briefly,
+    "freeze engine core": freeze_engine_core,
+    "freeze Valkey": freeze_valkey,
     "scale to none": scale_to_none,
     "poison prompt": poison,
 }
@@ -253,12 +288,3 @@ MOMENTS: dict[str, Fault] = {
     "member hangs in a transfer": at("member-receives", "stop"),
 }
 """The failures of a sync round, each at its moment."""
-
-FAULTS |= MOMENTS
-
-
-def plan(count: int, rng: random.Random, kinds: list[str] | None = None) -> list[str]:
-    """`count` kinds of faults: every kind as often as the others, or once more, in a random order."""
-    known = kinds or list(FAULTS)
-    rounds = [rng.sample(known, len(known)) for _ in range(-(-count // len(known)))]
-    return [kind for one in rounds for kind in one][:count]

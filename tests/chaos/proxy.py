@@ -88,6 +88,11 @@ class Proxy:
         self._hushed |= self._links
         return len(self._hushed)
 
+    @property
+    def alive(self) -> int:
+        """Connections that are there and carry something."""
+        return len(self._links - self._hushed)
+
     def silent(self, is_silent: bool) -> None:
         """While silent, new connections are taken and carry nothing, like those that are there already."""
         self._silent = is_silent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import redis
 
 from headrace import redis_url
+from headrace.config_load import load
+from headrace.endings import REASON_FILE
 from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.net import free_port
 from headrace.redis_connect import connect
 from headrace.runner.layout import RunLayout, read_json, read_rows
+from headrace.runner.processes import Service
+from headrace.runner.services import Endpoints, service_table
 from headrace.valkey_server import HOST, ValkeyServer, start_valkey
 from tests.chaos.proxy import Proxy
 
@@ -31,6 +38,8 @@ NAME = "chaos"
 LEASE_S = 3.0
 ROLLOUTERS = 2
 REPLACE_LIMIT_S = 60.0
+APPEND_ONLY = "appendonlydir"
+"""Where the Valkey server keeps what it must not lose."""
 
 
 def python_path() -> str:
@@ -50,7 +59,7 @@ class Stuck(RuntimeError):
 
 
 class World:
-    """Valkey behind a proxy, and `headrace run` on it."""
+    """Valkey and the coordinator, each behind a proxy, and `headrace run` on them."""
 
     def __init__(self, directory: Path, samples: int, seed: int, overrides: list[str]) -> None:
         self.directory = directory
@@ -62,11 +71,14 @@ class World:
         self.valkey: ValkeyServer = start_valkey(directory / "valkey", self._password)
         self.proxy = Proxy(self.valkey.port)
         url = redis_url.build(HOST, self.proxy.port, self._password)
+        coordinator = free_port()
+        self.coordinator_proxy = Proxy(coordinator)
         words = [
             f"name={NAME}",
             f"runs_dir={directory}",
             f"seed={seed}",
             f"redis.url={url}",
+            f"services.coordinator_port={coordinator}",
             f"rollout.total_rollout_steps={samples}",
             f"rollout.replicas={ROLLOUTERS}",
             "rollout.test_freq=40",
@@ -83,11 +95,18 @@ class World:
             f"custom_reward_function.path={ROOT / 'tests' / 'chaos' / 'reward.py'}",
             *overrides,
         ]
+        self._env = {
+            **os.environ,
+            "HEADRACE_CHAOS_DIR": str(self.flags),
+            "HEADRACE_CHAOS_COORDINATOR": f"{HOST}:{self.coordinator_proxy.port}",
+            "PYTHONPATH": python_path(),
+        }
+        self._extra: list[subprocess.Popen[bytes]] = []
         self.output = (directory / "output.log").open("wb")
         self.process = subprocess.Popen(
             [*HEADRACE, "run", "configs/demo.yaml", *words],
             cwd=ROOT,
-            env={**os.environ, "HEADRACE_CHAOS_DIR": str(self.flags), "PYTHONPATH": python_path()},
+            env=self._env,
             stdout=self.output,
             stderr=subprocess.STDOUT,
         )
@@ -111,17 +130,22 @@ class World:
         found: dict[str, int] = (read_json(self.layout.endpoints) or {}).get("pids", {})
         return {name: pid for name, pid in found.items() if is_alive(pid)}
 
-    def trainer_ranks(self) -> list[psutil.Process]:
+    def trainer_processes(self) -> list[psutil.Process]:
+        """torchrun's agent and the ranks."""
         pid = self.pids().get("trainer")
         if pid is None:
             return []
         try:
             children = psutil.Process(pid).children(recursive=True)
-            return [
-                c for c in children if "headrace_trainer.worker" in c.cmdline() and c.name() != "torchrun"
-            ]
+            return [c for c in children if "headrace_trainer.worker" in c.cmdline()]
         except psutil.Error:
             return []
+
+    def trainer_ranks(self) -> list[psutil.Process]:
+        agent = "headrace_trainer.node_agent"  # which has the ranks' module in its arguments, too
+        with contextlib.suppress(psutil.Error):
+            return [c for c in self.trainer_processes() if agent not in c.cmdline()]
+        return []
 
     def engine_core(self, rollouter: int) -> psutil.Process:
         """vLLM's own process of the rollouter with this process id."""
@@ -129,9 +153,14 @@ class World:
         (core,) = [c for c in children if "EngineCore" in " ".join(c.cmdline())]
         return core
 
+    @property
+    def redis(self) -> redis.Redis:
+        """Past the proxy. To be closed."""
+        return connect(self.valkey.url, timeout_s=10.0)
+
     def stats(self) -> Stats:
         """Of the ledger, past the proxy."""
-        with connect(self.valkey.url, timeout_s=10.0) as client:
+        with self.redis as client:
             return SyncLedger(client, NAME).run(ops.stats())
 
     def audit(self) -> AuditReport:
@@ -197,12 +226,74 @@ class World:
             [*HEADRACE, *words], cwd=ROOT, check=False, timeout=120, capture_output=True, text=True
         )
 
+    def remember_redis(self) -> None:
+        """Keep the append-only file as it is now, for `restore_redis`."""
+        self.valkey.kill()
+        older = self.directory / "older"
+        shutil.rmtree(older, ignore_errors=True)
+        shutil.copytree(self.directory / "valkey" / APPEND_ONLY, older)
+        self.restart_valkey()
+
+    def restore_redis(self) -> None:
+        """Everything that was acknowledged since `remember_redis` is lost."""
+        self.valkey.kill()
+        shutil.rmtree(self.directory / "valkey" / APPEND_ONLY)
+        shutil.copytree(self.directory / "older", self.directory / "valkey" / APPEND_ONLY)
+        self.restart_valkey()
+
+    def spawn(self, *words: str) -> subprocess.Popen[bytes]:
+        """`python -m WORDS` among the run's services, with their environment."""
+        log = self.directory / f"{words[0]}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                cwd=ROOT,
+                env=self._service("queue").env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._extra.append(process)
+        return process
+
+    def double(self, name: str) -> subprocess.Popen[bytes]:
+        """A second process of a service, on ports of its own, that the runner knows nothing of."""
+        service = self._service(name)
+        reason = self.directory / f"second-{name}.reason"
+        process = service.start({**service.env, REASON_FILE: str(reason)})
+        self._extra.append(process)
+        return process
+
+    def _service(self, name: str) -> Service:
+        """As the runner would start it, but for the ports."""
+        told = read_json(self.layout.endpoints) or {}
+        replicas = [int(n.removeprefix("rollouter-")) for n in self.pids() if n.startswith("rollouter-")]
+        ends = Endpoints(
+            run=NAME,
+            redis_url=told["redis_url"],
+            external_redis=True,
+            redis_port=0,
+            redis_password="",
+            queue_port=free_port(),
+            coordinator_port=free_port(),
+            coordinator_metrics_port=free_port(),
+            rollouter_ports={number: free_port() for number in replicas},
+            trainer_port=free_port(),
+            token=told["token"],
+        )
+        table = service_table(load(self.layout.config), self.layout, ends, self._env)
+        return next(service for service in table if service.name == name)
+
     def close(self) -> None:
+        for process in self._extra:
+            if process.poll() is None:
+                process.kill()
+                process.wait(30)
         if not self.ended:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(30)
         self.output.close()
         self.proxy.close()
+        self.coordinator_proxy.close()
         self.valkey.stop()
 
     def said(self, lines: int = 40) -> str:

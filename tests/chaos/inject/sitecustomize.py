@@ -3,6 +3,9 @@
 A file `HEADRACE_CHAOS_DIR/at-MOMENT` says what is to happen (`kill` or `stop`) to the first process that
 comes to that moment; the file is gone afterwards. The services know nothing of it: their methods are wrapped
 when their modules are imported.
+
+It also sets the wall clock of a service wrong, by the seconds in `HEADRACE_CHAOS_DIR/clock-SERVICE`, and
+leads the way to the coordinator through `HEADRACE_CHAOS_COORDINATOR`, a proxy.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import mmap
 import os
 import signal
+import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -118,5 +124,30 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def bend_clock(directory: str, reason_file: str) -> None:
+    """The wall clock of this process, as a step of its host's clock would; the monotonic one never jumps.
+
+    A service is known by the file for its last words, which its children inherit. The file with the seconds
+    is mapped: a clock is read often.
+    """
+    service = os.path.splitext(os.path.basename(reason_file))[0]
+    descriptor = os.open(os.path.join(directory, f"clock-{service}"), os.O_RDWR | os.O_CREAT, 0o600)
+    if os.fstat(descriptor).st_size < 8:
+        os.ftruncate(descriptor, 8)  # zeros: no seconds
+    seconds = mmap.mmap(descriptor, 8, prot=mmap.PROT_READ)
+    os.close(descriptor)
+    real, real_ns = time.time, time.time_ns
+
+    def off() -> float:
+        return float(struct.unpack("<d", seconds[:8])[0])
+
+    time.time = lambda: real() + off()
+    time.time_ns = lambda: real_ns() + int(off() * 1e9)
+
+
 if os.environ.get("HEADRACE_CHAOS_DIR"):
     sys.meta_path.insert(0, Finder())
+    if "HEADRACE_REASON_FILE" in os.environ:
+        bend_clock(os.environ["HEADRACE_CHAOS_DIR"], os.environ["HEADRACE_REASON_FILE"])
+    if "HEADRACE_COORDINATOR" in os.environ and "HEADRACE_CHAOS_COORDINATOR" in os.environ:
+        os.environ["HEADRACE_COORDINATOR"] = os.environ["HEADRACE_CHAOS_COORDINATOR"]
