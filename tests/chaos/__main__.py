@@ -84,10 +84,11 @@ def shared_run(
                 break  # the data ended before the fault: the next run has it
             outcomes.append(outcome)
             print(f"seed {seed}, fault {number}: {outcome}", flush=True)
-            if world.ended or outcome.recovered_s is None:
+            if world.ended:
                 break
-        broken = bool(outcomes) and outcomes[-1].recovered_s is None
-        world.wait("the end of the run", lambda: False, LIMIT_S if broken else END_LIMIT_S)
+            if outcome.recovered_s is None:  # it is told; one that goes on all the same goes on
+                world.wait("the run to go on after it", world.is_well, LIMIT_S)
+        world.wait("the end of the run", lambda: False, END_LIMIT_S)
         code = world.process.wait(30)
         verdict = judge(world)
         if code != 0:

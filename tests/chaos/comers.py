@@ -1,7 +1,7 @@
 """Rollouters that come and go, many in one process: `python -m tests.chaos.comers --config FILE --comers N`.
 
 All but the engine is real: beats, membership, weight groups, work. Each takes part until it has finished a
-sample, and goes: the one in order, the next without a word, so that its lease has to end. Says each on a line.
+sample, and goes: the one in order, the next without a word, so that its lease has to end. Prints a line each.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ END_S = 120.0
 """From the fault to the end of the run: every service looks at the ledger within seconds."""
 FAILED = (1, EX_BEYOND_REPAIR)
 """What the runner may end with."""
+DAMAGED = "(?i)corrupt|damaged|digest|altered|does not match|differs"
 SAMPLE = re.compile(r"\b\d{10}\b")
 
 Terminal = Callable[[World, random.Random], str]
@@ -56,9 +57,7 @@ def flip_checkpoint(world: World, rng: random.Random) -> str:
     file = _flip(newest, rng)
     for process in processes:
         world.signal(process.pid, signal.SIGKILL)
-    _ends(
-        world, re.escape(file.name), "Corrupt|corrupt|damaged|digest|flipped|altered|differs|does not match"
-    )
+    _ends(world, re.escape(file.name), DAMAGED)
     return f"a bit flips in {newest.name}/{file.name}, and the trainer is killed"
 
 

@@ -38,6 +38,7 @@ NAME = "chaos"
 LEASE_S = 3.0
 ROLLOUTERS = 2
 REPLACE_LIMIT_S = 60.0
+UP_LIMIT_S = 180.0
 APPEND_ONLY = "appendonlydir"
 """Where the Valkey server keeps what it must not lose."""
 
@@ -256,11 +257,14 @@ class World:
         return process
 
     def double(self, name: str) -> subprocess.Popen[bytes]:
-        """A second process of a service, on ports of its own, that the runner knows nothing of."""
+        """A second process of a service, on ports of its own, that the runner knows nothing of; once it is up,
+        or has ended."""
         service = self._service(name)
         reason = self.directory / f"second-{name}.reason"
         process = service.start({**service.env, REASON_FILE: str(reason)})
         self._extra.append(process)
+        ready = service.ready or (lambda: True)
+        self.wait(f"the second {name} to be up", lambda: process.poll() is not None or ready(), UP_LIMIT_S)
         return process
 
     def _service(self, name: str) -> Service:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from headrace import run_identity
 from headrace.config_load import load
 from headrace.environment import bearer
-from headrace.ledger import keys
+from headrace.ledger import keys, ops
 from headrace.memory import needed_bytes
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
@@ -433,6 +433,14 @@ async def test_redis_that_does_not_answer(make: Make) -> None:
     assert time.monotonic() - started < 15.0
     assert "127.0.0.1:1" in c.log()
     assert "secret" not in c.log()
+    assert "Traceback" not in c.log()
+
+
+async def test_one_that_nobody_has_joined_ends_when_another_takes_over(make: Make) -> None:
+    c = await make()
+    c.ledger.run(ops.open_term())  # as the second one does at its start
+    assert await c.exit_code(10.0) == 1
+    assert "term 1 is over, 2 has begun: another coordinator runs" in c.log()
     assert "Traceback" not in c.log()
 
 

@@ -239,7 +239,7 @@ class Driver:
                 await asyncio.wait_for(self._wake.wait(), _MEMBERS_EVERY_S)
             self._wake.clear()
             await self._refuse_other_nccl()
-            if self.connections.members and self.pending is None:
+            if self.pending is None:  # also when nobody is here: they may be with another coordinator
                 await self._read_members()
             if self.pending is not None and self.trainer is not None:
                 await self._round(self.pending)
@@ -254,8 +254,12 @@ class Driver:
                 await self._expire(name, why)
 
     async def _read_members(self) -> Stats:
-        """Who takes part, by the ledger: it expires those whose lease has ended, and a new lineage all."""
+        """Who takes part, by the ledger: it expires those whose lease has ended, and a new lineage all.
+
+        Raises Superseded."""
         stats = await self.ledger.run(ops.stats())
+        if stats.term > self.term:
+            raise Superseded(f"term {self.term} is over, {stats.term} has begun: another coordinator runs")
         same_lineage = stats.lineage == self._members_lineage
         for name, connection in self.connections.members.items():
             if same_lineage and name in self.members and name not in stats.members:
@@ -298,8 +302,6 @@ class Driver:
         stats = await self._read_members()
         if self.pending is not begin:  # the trainer went away, so there is nobody to wait for
             return
-        if stats.term != self.term:
-            raise Superseded(f"term {self.term} is over, {stats.term} has begun: another coordinator runs")
         if held != "ok":
             self._reject(f"the ledger refused to hold round {self.round}: {held}")
             return
