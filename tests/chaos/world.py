@@ -257,8 +257,10 @@ class World:
         return process
 
     def double(self, name: str) -> subprocess.Popen[bytes]:
-        """A second process of a service, on ports of its own, that the runner knows nothing of. Returns once it
-        is up or has ended."""
+        """A second process of a service, on ports of its own, that the runner knows nothing of.
+
+        Returns once it is up or has ended.
+        """
         service = self._service(name)
         reason = self.directory / f"second-{name}.reason"
         process = service.start({**service.env, REASON_FILE: str(reason)})
