@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import uuid
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from headrace_rollouter.beats import Beats
 from headrace_rollouter.environment_turns import environment_turns
 from headrace_rollouter.member import Expelled, Member
 from headrace_rollouter.work import Worker
+from tests.integration import scripted_rollouter
 from tests.integration.scripted_rollouter import ScriptedEngine
 
 TAKES_PART_S = 120.0
@@ -84,6 +86,8 @@ async def come_and_go(config: RunConfig, number: int, stop_ids: list[int]) -> No
 
 async def all_of_them(config: RunConfig, count: int) -> None:
     stop_ids = eos_token_ids(Path(config.model.path))
+    told = json.loads((Path(config.model.path) / "config.json").read_text())
+    scripted_rollouter.VOCABULARY = told["vocab_size"]
     for number in range(count):
         await come_and_go(config, number, stop_ids)
         print(f"comer {number + 1}", flush=True)

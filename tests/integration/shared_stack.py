@@ -21,6 +21,7 @@ from unittest import mock
 
 import grpc
 
+from headrace import coordinator_stream
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.audit import audit
@@ -125,7 +126,7 @@ class SharedStack:
         ledger = AsyncLedger(client, config.name)
         loops = await prepare(config, client)
         driver = Driver(config, ledger)
-        server = grpc.aio.server(interceptors=[TokenInterceptor(TOKEN)])
+        server = grpc.aio.server(interceptors=[TokenInterceptor(TOKEN)], options=coordinator_stream.SERVER)
         sync_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(driver), server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await driver.recover()
