@@ -19,6 +19,8 @@ COMERS = 25
 COMER_LIMIT_S = 60.0
 THREADS, DESCRIPTORS, KEYS = 6, 8, 3
 """What a process, and the ledger, may have more of: pools grow by one or two under load."""
+OF_THEIR_OWN = ("s:", "reply:")
+"""Keys of samples, and of answers that end by themselves after a quarter of an hour."""
 MEMORY_SHARE, MEMORY_BYTES = 1.2, 64 << 20
 
 
@@ -35,7 +37,7 @@ class Measured:
     processes: dict[tuple[str, int], Size] = field(default_factory=dict)
     """By name and process id: one that starts anew is another."""
     keys: int = 0
-    """Of the ledger, but for one per sample."""
+    """Of the ledger, but for those of samples and of answers."""
     told: int = 0
     """Rollouters with an entry in the telemetry."""
 
@@ -58,7 +60,7 @@ def measure(world: World) -> Measured:
     with world.redis as client:
         prefix = keys.prefix(NAME)
         names = [name.decode().removeprefix(prefix) for name in client.scan_iter(f"{prefix}*", count=1000)]
-        found.keys = sum(not name.startswith("s:") for name in names)
+        found.keys = sum(not name.startswith(OF_THEIR_OWN) for name in names)
         found.told = client.hlen(telemetry_key(NAME))
     return found
 
