@@ -31,6 +31,7 @@ from tests.integration import scripted_rollouter
 from tests.integration.scripted_rollouter import ScriptedEngine
 
 TAKES_PART_S = 120.0
+END_S = 10.0
 
 
 async def come_and_go(config: RunConfig, number: int, stop_ids: list[int]) -> None:
@@ -77,7 +78,9 @@ async def come_and_go(config: RunConfig, number: int, stop_ids: list[int]) -> No
         await asyncio.to_thread(beats.stop)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        _, late = await asyncio.wait(tasks, timeout=END_S)
+        for task in late:  # it would end with its process: say where it stands
+            task.print_stack()
         await scorer.close()
         if engine._comm is not None:
             engine._comm.close()
