@@ -16,6 +16,10 @@ from redis.retry import Retry
 
 from headrace import tls
 
+CALL_S = 5.0
+"""Deadline of one call. On a line that has fallen silent an update waits for two, one after the other: for that
+of rank 0, which claims, and for those of the ranks, which read."""
+
 VOLATILE = (
     "appendonly is no, so a restart of the server would lose the ledger and end the run; set it to yes on "
     "the server (with appendfsync always nothing acknowledged is ever lost), or accept that with "
@@ -74,10 +78,10 @@ def is_silence(error: Exception) -> bool:
     return isinstance(error, redis.TimeoutError) and "reading" in str(error)
 
 
-def connect_async(url: str, timeout_s: float = 10.0) -> redis.asyncio.Redis:
+def connect_async(url: str, timeout_s: float = CALL_S) -> redis.asyncio.Redis:
     pool = _Pool.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, timeout_s))
     return redis.asyncio.Redis.from_pool(pool)
 
 
-def connect(url: str, timeout_s: float = 10.0) -> redis.Redis:
+def connect(url: str, timeout_s: float = CALL_S) -> redis.Redis:
     return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(url, timeout_s))

@@ -11,8 +11,8 @@ from tests.chaos.world import LEASE_S, World
 
 HALF_OPEN_LIMIT_S = 15.0
 """From the last packet to all streams to the coordinator being up again."""
-REDIS_LIMIT_S = 25.0
-"""From the last packet to the next update: a deadline of ten seconds, and an update's own time."""
+REDIS_LIMIT_S = 15.0
+"""From the last packet to the next update but one: two deadlines, one after the other, and the updates."""
 MEASURE_S = 3.0
 
 

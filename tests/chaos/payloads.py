@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Callable
 
 import numpy as np
 import redis
@@ -58,8 +59,7 @@ def flip_payload(world: World, rng: random.Random) -> str:
             world.wait("a queued sample", lambda: _queued(client), QUEUE_LIMIT_S)
             sample_id = rng.choice(_queued(client))
             record = f"{keys.prefix(NAME)}s:{sample_id}"
-            raw, attempt = client.hmget(record, "payload", "attempt")
-            client.hset(record, "payload", flip(raw, where, rng))
+            attempt = _replace(client, record, lambda raw: flip(raw, where, rng))
         finally:
             for process in ranks:
                 world.signal(process.pid, signal.SIGCONT)
@@ -77,6 +77,17 @@ def flip_payload(world: World, rng: random.Random) -> str:
     if where != "anywhere" and found == "trained" and not again:
         raise Stuck(f"sample {sample_id} was trained, although a bit of its {where} had flipped")
     return f"a bit flips in a payload ({where}): the sample is {'taken again' if again else found}"
+
+
+def _replace(client: redis.Redis, record: str, change: Callable[[bytes], bytes]) -> bytes:
+    """Put a changed payload in the place of a queued sample's; returns the sample's attempt."""
+    stream = f"{keys.prefix(NAME)}samples"
+    entry, attempt = client.hmget(record, "eid", "attempt")
+    ((_, fields),) = client.xrange(stream, entry, entry)
+    fields = {name: change(value) if name == b"payload" else value for name, value in fields.items()}
+    client.xdel(stream, entry)
+    client.hset(record, "eid", client.xadd(stream, fields))
+    return bytes(attempt)
 
 
 def _queued(client: redis.Redis) -> list[str]:

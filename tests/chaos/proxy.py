@@ -27,6 +27,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._links: set[Link] = set()
         self._hushed: set[Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._away = False
         self._full = False
         self._silent = False
@@ -116,6 +117,9 @@ class Proxy:
             if self._server is not None:
                 self._server.close()
             await self._cut()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
         self._do(shut())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -124,6 +128,9 @@ class Proxy:
     # -- a connection ----------------------------------------------------------------------------
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         if self._full:  # as where nothing answers any more: it takes its time to fail
             await asyncio.sleep(_REFUSAL_S)
         if self._away or self._full:

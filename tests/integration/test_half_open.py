@@ -122,7 +122,7 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
 
 
 TIMEOUT_S = 1.0
-"""Of one attempt; `connect` gives ten times as much by default."""
+"""Of one attempt; `connect` gives five times as much by default."""
 
 
 async def test_redis(proxy: Proxy) -> None:
