@@ -17,8 +17,8 @@ from redis.retry import Retry
 from headrace import tls
 
 CALL_S = 5.0
-"""Deadline of one call. On a line that has fallen silent an update waits for two, one after the other: for that
-of rank 0, which claims, and for those of the ranks, which read."""
+"""Deadline of one call. On a line that has fallen silent an update waits for two, one after the other: for
+that of rank 0, which claims, and for those of the ranks, which read."""
 
 VOLATILE = (
     "appendonly is no, so a restart of the server would lose the ledger and end the run; set it to yes on "
