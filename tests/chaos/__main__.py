@@ -138,7 +138,11 @@ def run_seed(
     verdict, tries = Verdict(), 0
     while left and tries < TRIES:
         tries += 1
-        part = shared_run(folder / f"run-{tries}", left, seed, samples_per_fault, overrides)
+        try:
+            part = shared_run(folder / f"run-{tries}", left, seed, samples_per_fault, overrides)
+        except Exception as error:  # a ledger that cannot be read, say: the next run has the same faults
+            verdict.troubles.append(f"run {tries} of seed {seed} could not be judged: {error!r}")
+            continue
         left = left[len(part.outcomes) :]
         verdict.add(part)
     if left:

@@ -88,7 +88,7 @@ def clock_step(world: World, rng: random.Random) -> str:
         for name in chosen:
             _set_clock(world, name, 0.0)
     whose = "all services" if len(chosen) > 1 else chosen[0]
-    return f"the clock of {whose} jumps by {seconds:+g} s, and back"
+    return f"the clock of {whose} jumps by {seconds:+.0f} s, and back"
 
 
 DOUBLES: dict[str, Fault] = {

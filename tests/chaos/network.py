@@ -11,8 +11,9 @@ from tests.chaos.world import LEASE_S, World
 
 HALF_OPEN_LIMIT_S = 15.0
 """From the last packet to all streams to the coordinator being up again."""
-REDIS_LIMIT_S = 15.0
-"""From the last packet to the next update but one: two deadlines, one after the other, and the updates."""
+REDIS_LIMIT_S = 20.0
+"""From the last packet to the next update but one: two deadlines of five seconds, one after the other, each
+with a pause of two at most, and the updates."""
 MEASURE_S = 3.0
 
 

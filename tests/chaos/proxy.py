@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _CHUNK = 1 << 16
 _REFUSAL_S = 0.05
+_END_S = 2.0
 _SLICE = 1 << 12
 """Bytes that a narrow line carries at a time."""
 
@@ -117,9 +118,8 @@ class Proxy:
             if self._server is not None:
                 self._server.close()
             await self._cut()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._tasks:  # what carried the connections ends with them
+                await asyncio.wait(self._tasks, timeout=_END_S)
 
         self._do(shut())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,0 +1,146 @@
+"""The parts of the chaos set that decide whether something is wrong: they must be able to say so."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from headrace import wire
+from tests.chaos.kinds import FAULTS, KINDS, LONG, rng_of
+from tests.chaos.membership import Measured, Size, growth
+from tests.chaos.payloads import WHERE, flip
+from tests.chaos.proxy import Proxy
+from tests.chaos.terminal import TERMINAL
+
+MIB = 1 << 20
+
+
+def measured(
+    threads: int = 30, descriptors: int = 60, mib: int = 500, keys: int = 12, told: int = 2
+) -> Measured:
+    size = Size(threads, descriptors, mib * MIB)
+    return Measured({("coordinator", 1): size, ("engine core", 2): size}, keys, told)
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (measured(), ""),
+        (measured(threads=34, descriptors=66, mib=560, keys=14), ""),
+        (measured(threads=55), "30 -> 55 threads"),
+        (measured(descriptors=110), "60 -> 110 descriptors"),
+        (measured(mib=700), "500 -> 700 MiB"),
+        (measured(keys=37), "12 -> 37 keys in Redis"),
+        (measured(told=27), "telemetry of 2 -> 27 rollouters"),
+    ],
+)
+def test_what_fifty_changes_leave_behind_is_told(after: Measured, said: str) -> None:
+    assert said in "; ".join(growth(measured(), after))
+    assert bool(said) == bool(growth(measured(), after))
+
+
+def sample() -> wire.Sample:
+    prompt = wire.Prompt("0000000001", 1, 0, 1, np.array([3, 4, 5], np.int32), "d", "g")
+    trajectory = wire.Trajectory(
+        np.array([3, 4, 5, 6], np.int32),
+        np.array([-0.1, -0.2, 0.0, -3.0], np.float32),
+        np.ones(4, np.uint8),
+        [wire.Segment(0, 0, 2), wire.Segment(1, 2, 4)],
+        1.0,
+        wire.FinishReason.STOP,
+    )
+    return wire.Sample(prompt, [trajectory, trajectory], "o", 1)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_flipped_payload_breaks_the_rule_that_it_names(where: str) -> None:
+    raw = wire.encode_sample(sample())
+    for seed in range(50):
+        changed = flip(raw, where, random.Random(seed))
+        assert changed != raw
+        assert changed == flip(raw, where, random.Random(seed))
+        try:
+            found = wire.decode_sample(changed)
+        except wire.WireError:
+            continue
+        ids = np.concatenate([t.token_ids for t in found.trajectories])
+        newest = max(s.version for t in found.trajectories for s in t.segments)
+        match where:
+            case "token id":
+                assert ids.max() >= 1 << 20
+            case "prompt":
+                assert list(found.prompt.token_ids) != [3, 4, 5]
+            case "version":
+                assert newest >= 1 << 10
+            case "log-prob":
+                raise AssertionError("a log-prob above 0 passed")
+
+
+def test_kinds_and_what_they_draw() -> None:
+    assert len(KINDS) == len(set(KINDS))
+    assert not FAULTS.keys() & TERMINAL.keys()
+    assert LONG.keys() <= FAULTS.keys()
+    assert rng_of(1, 2, "a").random() == rng_of(1, 2, "a").random() != rng_of(1, 3, "a").random()
+
+
+@pytest.fixture
+def echo() -> Iterator[tuple[Proxy, socket.socket]]:
+    """A connection through a proxy to a server that sends back what comes."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        link, _ = server.accept()
+        while data := link.recv(65536):
+            link.sendall(data)
+
+    threading.Thread(target=serve, daemon=True).start()
+    proxy = Proxy(server.getsockname()[1])
+    client = socket.create_connection(("127.0.0.1", proxy.port), timeout=10.0)
+    yield proxy, client
+    client.close()
+    proxy.close()
+    server.close()
+
+
+def said(client: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        found += client.recv(count - len(found))
+    return found
+
+
+def test_lines_are_as_bad_as_they_are_told_to_be(echo: tuple[Proxy, socket.socket]) -> None:
+    proxy, client = echo
+    client.sendall(b"plain")
+    assert said(client, 5) == b"plain"
+
+    proxy.delay(0.1)
+    began = time.monotonic()
+    client.sendall(b"slow")
+    assert said(client, 4) == b"slow"
+    assert time.monotonic() - began >= 0.2, "each way"
+    proxy.delay(0.0)
+
+    proxy.narrow(20_000.0)
+    began = time.monotonic()
+    client.sendall(bytes(8192))
+    said(client, 8192)
+    assert time.monotonic() - began >= 0.4
+    proxy.narrow(0.0)
+
+    proxy.repeat(1)
+    client.sendall(b"ab")
+    assert said(client, 4) == b"abab"
+    assert proxy.repeated == 1
+
+    assert (proxy.alive, proxy.hush(), proxy.alive) == (1, 1, 0)
+    client.sendall(b"nobody hears this")
+    client.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        client.recv(1)
