@@ -129,9 +129,9 @@ def test_lines_are_as_bad_as_they_are_told_to_be(echo: tuple[Proxy, socket.socke
 
     proxy.narrow(20_000.0)
     began = time.monotonic()
-    client.sendall(bytes(8192))
-    said(client, 8192)
-    assert time.monotonic() - began >= 0.4
+    client.sendall(bytes(16384))
+    said(client, 16384)
+    assert time.monotonic() - began >= 0.5
     proxy.narrow(0.0)
 
     proxy.repeat(1)
