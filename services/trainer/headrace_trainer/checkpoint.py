@@ -43,7 +43,6 @@ from headrace.checkpoints import (
 )
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
-from headrace.runner.layout import CHECKPOINT_MANIFEST as MANIFEST
 from headrace.runner.layout import complete_checkpoints, read_rows
 from headrace_trainer import heartbeat
 from headrace_trainer.optimize import Learnable

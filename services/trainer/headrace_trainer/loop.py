@@ -20,7 +20,7 @@ from headrace.comm.store import serve_store
 from headrace.config import RunConfig
 from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
-from headrace.ledger.client import AdoptError, SyncLedger, adopt
+from headrace.ledger.client import SyncLedger, adopt
 from headrace.ledger.marks import Marks
 from headrace.ledger_record import LedgerRecord
 from headrace.model_files import vocabulary_size
