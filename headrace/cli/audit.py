@@ -9,27 +9,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace import trained_log
+from headrace import run_records, trained_log
 from headrace.cli import options
-from headrace.cli.ledger_of_run import NoLedger, ledger_of
+from headrace.cli.ledger_of_run import LostLedger, NoLedger, ledger_of
 from headrace.cli.status import no_run
-from headrace.ledger import ops
-from headrace.ledger.audit import AuditReport, compare, read_op, states
-from headrace.runner.layout import RunLayout, find_run, read_rows
+from headrace.run_audit import NOTHING, RunAudit, audit_run, compare_run
+from headrace.runner.layout import find_run
 from headrace.runner.summary import balance_line, kept_lines
 from headrace.terminal import one_line
 
 EXIT_UNBALANCED, EXIT_USAGE = 1, 2
+SHOWN = 20
+"""Problems that are printed without `--all`."""
 
 
 DESCRIPTION = (
-    "Check that every issued sample is in exactly one place. Reads the run's server if it is up, "
-    "else starts the bundled server on the run's files. Exit code 1 if the ledger does not balance."
+    "Check that every issued sample is in exactly one place, and that the ledger, trained.jsonl, sync.jsonl "
+    "and the checkpoints agree on what was trained and committed, id by id. Reads the run's server if it is "
+    "up, else starts the bundled server on the run's files. Of a run that is on or was cut off, differences "
+    "that have a reason are told with it. Exit code 1 for any other."
 )
 
 EXIT_CODES = {
-    0: "every sample is in exactly one place and was trained at most once",
-    1: "the ledger does not balance, or cannot be read",
+    0: "every sample is in exactly one place and was trained at most once, and ledger and files agree",
+    1: "the ledger does not balance, differs from the files, or cannot be read",
 }
 JSON = {
     "run": "name",
@@ -41,7 +44,8 @@ JSON = {
     "steps": "of the path to the present weights",
     "trained_once": "samples on that path",
     "taken_back": "samples of steps that a later start took back",
-    "problems": "one sentence each",
+    "problems": "one sentence each, all of them",
+    "explained": "differences that have a reason, one sentence each",
     "kept": "finished and parked samples that new trainers have kept, by the state they were found in",
 }
 
@@ -49,48 +53,64 @@ JSON = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)
     options.as_json(parser)
+    parser.add_argument("--all", action="store_true", help=f"print every problem, not only the first {SHOWN}")
 
 
 def main(args: argparse.Namespace) -> int:
-    return audit(args.run, args.runs_dir, as_json=args.json)
+    return audit(args.run, args.runs_dir, as_json=args.json, show_all=args.all)
 
 
-def audit(name: str, runs_dir: Path, *, as_json: bool = False) -> int:
+def audit(name: str, runs_dir: Path, *, as_json: bool = False, show_all: bool = False) -> int:
     """The command; returns the exit code. Raises ConfigError, ValkeyError, LedgerError, RunInUseError."""
     layout = find_run(name, runs_dir)
     if layout is None:
         print(no_run(name, runs_dir), file=sys.stderr)
         return EXIT_USAGE
-    ended_in_order = not layout.in_use() and _ended_in_order(layout)
     try:
         with ledger_of(layout) as found:
-            stats = found.ledger.run(ops.stats())
-            if found.in_cluster:
-                ended_in_order = stats.completed
-            raw = found.ledger.run(read_op())
+            done = audit_run(layout, found.ledger, is_on=found.is_on)
     except NoLedger as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    report, path = compare(raw), trained_log.read_path(read_rows(layout.trained))
-    problems = path.problems
-    if ended_in_order:  # else the ledger and the file may be a step, or the half of a recovery, apart
-        problems = problems + trained_log.compare(path, states(raw))
+        records = run_records.read(layout)
+        if records.is_empty or not isinstance(error, LostLedger):
+            print(f"headrace: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        done = compare_run(NOTHING, records)
     if as_json:
-        print(json.dumps({**facts(layout.root.name, report, path, problems), "kept": stats.kept}, indent=2))
+        print(json.dumps(facts(layout.root.name, done), indent=2))
     else:
-        balance = balance_line(report.issued_total, report.counts, report.balanced)
-        print("\n".join([report.text(), balance, *kept_lines(stats.kept)]))
-        print("\n".join(map(one_line, problems)) or trained_log.summary_line(path))
-    return 0 if report.balanced and not problems else EXIT_UNBALANCED
+        print("\n".join(_lines(layout.root.name, done, show_all)))
+    return 0 if done.balanced else EXIT_UNBALANCED
 
 
-def facts(
-    run: str, report: AuditReport, path: trained_log.TrainedPath, problems: list[str]
-) -> dict[str, Any]:
+def _lines(run: str, done: RunAudit, show_all: bool) -> list[str]:
+    """For people."""
+    report = done.ledger
+    out = [report.states_text(), balance_line(report.issued_total, report.counts, report.balanced)]
+    out += kept_lines(done.reading.kept)
+    out += [f"explained: {one_line(text)}" for text in done.explained]
+    if done.balanced:
+        return [*out, trained_log.summary_line(done.path)]
+    shown = done.problems if show_all else done.problems[:SHOWN]
+    out.append(f"{len(done.problems)} problem{'s' if len(done.problems) != 1 else ''}:")
+    out += [f"  {one_line(text)}" for text in shown]
+    if left := len(done.problems) - len(shown):
+        out.append(f"  ... and {left} more: headrace audit {run} --all prints them, --json too")
+    return [*out, NEXT]
+
+
+NEXT = (
+    "ledger and files do not agree on what happened: writes to one of them were lost, or somebody else wrote "
+    "to it. Keep the run's directory as it is, and start nothing in it; docs/operations.md tells what the "
+    "audit compares"
+)
+
+
+def facts(run: str, done: RunAudit) -> dict[str, Any]:
     """What `--json` prints."""
+    report, path = done.ledger, done.path
     return {
         "run": run,
-        "balanced": report.balanced and not problems,
+        "balanced": done.balanced,
         "issued_total": report.issued_total,
         "counts": report.counts,
         "tokens": {state: asdict(found) for state, found in report.lengths.items()},
@@ -98,14 +118,7 @@ def facts(
         "steps": len(path.steps),
         "trained_once": len(set(path.ids)),
         "taken_back": path.taken_back,
-        "problems": report.problems + problems,
+        "problems": done.problems,
+        "explained": done.explained,
+        "kept": done.reading.kept,
     }
-
-
-def _ended_in_order(layout: RunLayout) -> bool:
-    """Whether the last start of the run wrote a summary, and its trainer ended by itself."""
-    summary = layout.read_summary() or {}
-    if not summary.get("in_order"):
-        return False
-    last_step = layout.trained.stat().st_mtime if layout.trained.exists() else 0.0
-    return layout.summary.stat().st_mtime >= last_step

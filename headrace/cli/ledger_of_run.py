@@ -26,6 +26,10 @@ class NoLedger(LedgerError):
     """There is none, or not yet."""
 
 
+class LostLedger(NoLedger):
+    """The files of the bundled server are not there: the run never got that far, or they are gone."""
+
+
 @dataclass(frozen=True)
 class RunLedger:
     ledger: SyncLedger
@@ -62,7 +66,7 @@ def ledger_of(layout: RunLayout) -> Iterator[RunLedger]:
                 yield RunLedger(ledger, is_on=False)
             return
         if not (layout.redis / "appendonlydir").is_dir() and not any(layout.redis.glob("*.aof")):
-            raise NoLedger(f"{layout.redis}: holds no ledger; the run never got that far")
+            raise LostLedger(f"{layout.redis}: holds no ledger; the run never got that far")
         log = layout.private / "command-valkey.log"
         with (
             start_valkey(layout.redis, secrets.token_urlsafe(32), log=log) as server,

@@ -24,6 +24,8 @@ def _file(name: str) -> str:
 REFUSED = "HEADRACE refused: "
 """So begins the answer to arguments that no script takes."""
 
+WITHOUT_A_RUN = ("configure", "audit")
+"""May run where there is no run: one makes it, the other says what is left of it."""
 BRINGS_BYTES = ("issue", "finish", "park", "val_load", "val_finish")
 
 
@@ -34,7 +36,7 @@ def source(name: str) -> str:
     if not body.startswith("accept("):
         raise ValueError(f"{name}.lua does not begin with accept(...), which declares its arguments")
     parts = [f"#!lua{flags}", *map(_file, ("_common", "_accept", "_marks")), "local function operation()"]
-    if name != "configure":
+    if name not in WITHOUT_A_RUN:
         parts.append(_file("_configured"))
     return "\n".join([*parts, body, "end", _file("_answer")])
 

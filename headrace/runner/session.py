@@ -25,11 +25,11 @@ from headrace.config_load import ConfigError
 from headrace.disk import DiskFull
 from headrace.endings import EX_STOPPED
 from headrace.ledger import ops
-from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import LedgerError, LedgerWentBack, SyncLedger
 from headrace.ledger.marks import Marks
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect
+from headrace.run_audit import RunAudit, audit_run
 from headrace.runner import assets, preflight, scratch
 from headrace.runner import summary as summaries
 from headrace.runner.layout import RunLayout, RunLock, write_json
@@ -292,7 +292,6 @@ class Session:
             audit=report,
             wall_s=time.monotonic() - self._began,
             memory=self.memory.samples,
-            in_order=self._trainer_ended_in_order(),
         )
         unwritten = None
         try:
@@ -312,11 +311,6 @@ class Session:
             return EXIT_COMPLETED if report is None or report.balanced else EXIT_FAILED
         return EXIT_FAILED if status == "failed" else EXIT_STOPPED
 
-    def _trainer_ended_in_order(self) -> bool:
-        """It has written down everything that it told the ledger."""
-        trainer = self._supervisor.children.get("trainer") if self._supervisor is not None else None
-        return trainer is None or not trainer.starts or trainer.exit_code in (0, EX_STOPPED)
-
     def _next_step(self, status: str) -> str:
         if status == "completed":
             return (
@@ -327,8 +321,8 @@ class Session:
             return f"next: correct what the log names, then continue with: {self.resume_command}"
         return f"next: continue with: {self.resume_command}"
 
-    def _last_reading(self) -> tuple[Stats | None, AuditReport | None, str]:
-        """The ledger's statistics and balance, what was read last when the server is gone already, and why
+    def _last_reading(self) -> tuple[Stats | None, RunAudit | None, str]:
+        """The ledger's statistics and the audit, what was read last when the server is gone already, and why
         neither counts if the ledger went back."""
         seen = self._watch.stats if self._watch else None
         marks = self._watch.seen if self._watch else Marks()
@@ -342,8 +336,9 @@ class Session:
             return seen, None, ""
         try:
             with connect(self._ends.redis_url, timeout_s=10.0) as client:
-                seen = SyncLedger(client, self.config.name, retry_s=1.0, seen=marks).run(ops.stats())
-                return seen, audit(client, self.config.name), ""
+                ledger = SyncLedger(client, self.config.name, retry_s=1.0, seen=marks)
+                seen = ledger.run(ops.stats())
+                return seen, audit_run(self.layout, ledger, is_on=False), ""
         except LedgerWentBack as error:
             return seen, None, str(error)
         except (LedgerError, redis.RedisError, OSError) as error:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import RunConfig
-from headrace.ledger.audit import AuditReport
 from headrace.ledger.replies import Stats
+from headrace.run_audit import RunAudit
 from headrace.runner.layout import RunLayout, read_json, read_rows
 from headrace.terminal import one_line
 
@@ -28,10 +28,9 @@ def build(
     config: RunConfig,
     layout: RunLayout,
     stats: Stats | None,
-    audit: AuditReport | None,
+    audit: RunAudit | None,
     wall_s: float,
     memory: Mapping[str, Sequence[float]],
-    in_order: bool,
 ) -> dict[str, Any]:
     """The summary. `wall_s` is this start's; earlier starts' are added from the summary they left."""
     rows = read_rows(layout.metrics)
@@ -40,7 +39,6 @@ def build(
     before = layout.read_summary() or {}
     return {
         "status": status,
-        "in_order": in_order,
         "reason": reason,
         "name": config.name,
         "mode": str(config.derived_mode),
@@ -55,7 +53,7 @@ def build(
         "idle_ratio": idle_ratios(rows),
         "ledger": _ledger(stats),
         "balanced": audit.balanced if audit else None,
-        "lengths": {state: asdict(found) for state, found in audit.lengths.items()} if audit else None,
+        "lengths": {state: asdict(found) for state, found in audit.ledger.lengths.items()} if audit else None,
         "sync": sync_numbers(read_rows(layout.sync)),
         "version_gap": version_gaps(rows),
         "memory": {name: quarters(values) for name, values in memory.items()},

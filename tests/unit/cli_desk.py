@@ -59,6 +59,12 @@ run = load(Path(flag("--config"))).name
 ledger = SyncLedger(connect(environment.redis_url(), 5.0), run)
 if ledger.run(ops.configure(8, 8, 1, 1, 4, "fingerprint")).created:
     ledger.run(ops.issue(0, [b"p"] * 4, True))
+    term = ledger.run(ops.open_term()).term
+    ledger.run(ops.open_lineage(0))
+    ledger.run(ops.finish_adopt(1))
+    for version in (0, 1):
+        ledger.run(ops.hold(term, version + 1, 1))
+        ledger.run(ops.commit(term, version + 1, 1, version, "digest", [], False))
 on_stop(0, "queue")
 serve()
 """,
@@ -87,12 +93,15 @@ while not all(os.path.exists("up-" + n) for n in ("coordinator", "queue", "rollo
 def append(name, row):
     with open(os.path.join(root, name), "a") as file:
         file.write(json.dumps(row) + "\\n")
-for step in (1, 2):
+begun = os.path.exists(root + "/trained.jsonl")
+if not begun:
+    append("trained.jsonl", {"lineage": 1, "from_step": 0, "version": -1, "rows": 0})
+for step in () if begun else (1, 2):
     append("metrics.jsonl", {
         "step": step, "optimizer_steps": step, "reward/mean": 0.25 * step, "timing_s/step": 2.0,
         "timing_s/gen_wait": 0.5 * step, "rollouter/idle_ratio": 0.25, "trainer/idle_ratio": 0.25 * step,
         "staleness/version_gap/hist": {"0": 7, "1": 1}, "fully_async/count/current_param_version": step})
-    append("sync.jsonl", {"version": step, "total_s": 0.1 * step, "pause_s": 0, "transfer_s": 0,
+    append("sync.jsonl", {"version": step - 1, "total_s": 0.1 * step, "pause_s": 0, "transfer_s": 0,
                           "commit_s": 0, "bytes": 1000, "logprob_max_abs_diff": 1e-6 * step})
     append("eval.jsonl", {"version": step, "data_source": "s", "reward": 0.5 * step, "n": 9, "unfinished": 0})
 while "wait" in os.environ["HEADRACE_STANDIN"]:

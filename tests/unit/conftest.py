@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from headrace.runner import processes
 from headrace.runner.guardian import marked
+from headrace.valkey_server import start_valkey
 from tests.unit.cli_desk import Desk, wait_until
 from tests.unit.supervised import Bench
 
@@ -24,6 +26,17 @@ def ranks() -> Iterator[Ranks]:
     from tests.single_rank import single_rank
 
     with single_rank() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def quick_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
+    """A client of a server of its own that keeps nothing on disk: speed."""
+    with (
+        start_valkey(tmp_path_factory.mktemp("valkey"), "quick", None) as server,
+        redis.Redis.from_url(server.url, socket_timeout=30) as found,
+    ):
+        found.config_set("appendonly", "no")
         yield found
 
 

@@ -46,26 +46,27 @@ class Run:
         self.layout.checkpoints.mkdir()
         row = {"step": 1, "wall_s": 1.0, "reward/mean": 0.5, "trainer/idle_ratio": 0.25}
         self.layout.metrics.write_text(json.dumps(row) + "\n")
-        self.layout.sync.touch()
+        self.layout.sync.write_text('{"version": 0}\n')
         log = TrainedLog(self.layout.root)
-        log.began(1, 0, "r")
+        log.began(1, 0, version=-1, run_id="r")
         four_samples.begin(ledger)
         ledger.run(ops.take("a", 0, 2))
         ledger.run(ops.fail("a", "0000000000", 1, "reward_error", "KeyError"))
         self.train("0000000001")
-        log.trained(1, 1, ["0000000001"])
+        log.trained(1, 1, ["0000000001"], window=0)
         self.log = log
 
-    def train(self, sample: str) -> None:
+    def train(self, sample: str, step: int = 1) -> None:
         self.ledger.run(ops.finish("a", sample, 1, b"x", 0, 0, 3))
         self.ledger.run(ops.claim(1, 0, 1))
-        self.ledger.run(ops.train(1, 1, [sample]))
+        self.ledger.run(ops.train(1, step, [sample]))
 
     def complete(self) -> None:
         """The rest dies; the trainer hears that nothing more will come."""
         for item in self.ledger.run(ops.take("a", 0, 2)).items:
             self.ledger.run(ops.fail("a", item.sample_id, item.attempt, "reward_error", "KeyError"))
         assert self.ledger.run(ops.claim(1, 0, 1)).status == "done"
+        self.log.ended(1, 1, version=0)
         self.ledger.run(ops.complete(1))
 
     def __call__(self, command: str, *words: str) -> int:
@@ -152,14 +153,17 @@ def test_a_watch_ends_with_the_run(run: Run, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_audit_holds_both_records_together(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    with run.layout.trained.open("a") as file:  # a step that the ledger has not heard of yet
-        file.write(json.dumps({"lineage": 1, "step": 2, "ids": ["0000000002"]}) + "\n")
-    assert run("audit") == 0, "the run is on"
-    run.complete()
-    capsys.readouterr()
-    assert run("audit", "--json") == 1
-    (problem,) = json.loads(capsys.readouterr().out)["problems"]
-    assert "0000000002" in problem
+    (item,) = run.ledger.run(ops.take("a", 0, 1)).items
+    run.train(item.sample_id, step=2)
+    assert run("audit") == 0, "the trainer is about to write its row"
+    said = capsys.readouterr().out
+    assert "explained: step 2 of lineage 1 (1 sample: 0000000002): the ledger has heard of it" in said
+    run.log.trained(1, 2, ["0000000003"], window=0)
+    assert run("audit") == 1
+    said = capsys.readouterr().out
+    assert "2 problems:" in said
+    assert "0000000002: trained in step 2 by the ledger, in no step by trained.jsonl" in said
+    assert "0000000003: trained in step 2 by trained.jsonl, the ledger says ready" in said
 
 
 def test_dead_samples_go_back_while_the_run_is_on(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

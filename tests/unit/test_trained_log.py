@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.trained_log import FILE, TrainedLog, compare, read_path, summary_line
+from headrace.row_file import read_lines
+from headrace.trained_log import FILE, TrainedLog, compare, follow, read_path, summary_line
 
 
 def began(lineage: int, step: int) -> dict[str, Any]:
@@ -23,15 +23,17 @@ def step(lineage: int, number: int, *ids: str) -> dict[str, Any]:
 
 def test_a_start_takes_back_what_its_checkpoint_has_not(tmp_path: Path) -> None:
     log = TrainedLog(tmp_path)
-    log.began(1, 0, "r")
-    log.trained(1, 1, ["a", "b"])
-    log.trained(1, 2, ["c"])
-    log.began(2, 1, "r")
-    log.trained(2, 2, ["d", "c"])
+    log.began(1, 0, version=-1, run_id="r")
+    log.trained(1, 1, ["a", "b"], window=0)
+    log.trained(1, 2, ["c"], window=1)
+    log.began(2, 1, version=0, run_id="r")
+    log.trained(2, 2, ["d", "c"], window=1)
+    log.ended(2, 2, version=1)
     log.close()
-    path = read_path(json.loads(line) for line in (tmp_path / FILE).read_text().splitlines())
+    path = follow(read_lines(tmp_path / FILE))
     assert path.problems == []
-    assert path.steps == [["a", "b"], ["d", "c"]]
+    assert [(s.number, s.ids) for s in path.steps] == [(1, ["a", "b"]), (2, ["d", "c"])]
+    assert [(s.version, s.heard, s.ended) for s in path.starts] == [(-1, None, False), (0, 1, True)]
     assert (path.lineages, path.taken_back) == (2, 1)
     assert summary_line(path) == (
         "2 lineages, 2 steps, 4 samples trained once each (1 more were taken back with their steps)"
@@ -45,7 +47,7 @@ def test_a_start_takes_back_what_its_checkpoint_has_not(tmp_path: Path) -> None:
     [
         ([began(1, 0), step(1, 1, "a"), step(1, 2, "a")], "a: trained 2 times"),
         ([began(1, 0), step(1, 1, "a"), began(2, 1), step(2, 2, "a")], "a: trained 2 times"),
-        ([began(1, 0), step(1, 1, "a"), step(1, 3, "b")], "step 3 follows step 1"),
+        ([began(1, 0), step(1, 1, "a"), step(1, 3, "b")], "step 3 (b) follows step 1"),
         ([began(1, 0), began(2, 0), step(1, 1, "a")], "lineage 1's, lineage 2 is on"),
         ([began(1, 0), step(1, 1, "a"), began(2, 5)], "goes on from step 5"),
         ([began(2, 0), began(1, 0)], "lineage 1 begins after lineage 2"),

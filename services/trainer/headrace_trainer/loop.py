@@ -116,7 +116,9 @@ class Trainer:
         self.rule.resumed(version + 1, kept)
         if self.ranks.is_first:
             self.trained_log = TrainedLog(self.run_dir)
-            self.trained_log.began(self.progress.lineage, self.progress.step, self.progress.run_id)
+            self.trained_log.began(
+                self.progress.lineage, self.progress.step, version=version, run_id=self.progress.run_id
+            )
             self.record.keep(self.ledger.seen)
             self._watch = LedgerWatch(environment.redis_url(), self.config.name, self.ledger.seen)
             self.report.began(self.progress.step)
@@ -274,12 +276,14 @@ class Trainer:
         ids = [i.sample_id for i in batch.items]
         p.trained.update(dict.fromkeys(ids, p.step))
         if self.ranks.is_first:
+            heard = False
             with self.ledger.unless_stopping():  # the checkpoint is what counts, and it is written next
                 verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
                 if verdict != "ok":
                     raise refused(f"the acknowledgement of step {p.step}", verdict, p.lineage)
+                heard = True
             if self.trained_log is not None:
-                self.trained_log.trained(p.lineage, p.step, ids)
+                self.trained_log.trained(p.lineage, p.step, ids, window=self.window, acknowledged=heard)
         self._keep_canary(batch)
 
     def _count_skipped(self, learned: Learned) -> None:
@@ -439,6 +443,7 @@ class Trainer:
                 self.progress.version = answer.version
         if self._began:
             self.save(wait=True)
+        self._say_ended()
         self.close()
 
     def finish(self) -> None:
@@ -459,6 +464,7 @@ class Trainer:
         state = self.checkpoints.full_state()
         if self.ranks.is_first:
             export_model(self.config, state, self.run_dir / "final")
+            self._say_ended()  # first: what the ledger calls completed has its end in the files
             with self.ledger.unless_stopping():
                 verdict = self.ledger.run(ops.complete(self.progress.lineage))
                 if verdict != "ok":
@@ -480,6 +486,13 @@ class Trainer:
                     self.ledger.run(ops.val_close(status.version))
                     return
                 heartbeat.sleep(0.05)
+
+    def _say_ended(self) -> None:
+        """In the files: all that was trained and committed is in them."""
+        if self.trained_log is not None:
+            self.report.flush_round()
+            p = self.progress
+            self.trained_log.ended(p.lineage, p.step, version=p.version)
 
     def close(self) -> None:
         if self.sync is not None:

@@ -138,6 +138,11 @@ class Report:
         self._read_telemetry()
         self._window_ended = True
 
+    def flush_round(self) -> None:
+        """The row of the last committed round, which waits for the reports of the engines, is due now."""
+        if self._log is not None:
+            self._log.flush_round()
+
     def _read_telemetry(self) -> None:
         """Idle ratio since the last reading; without a reading the last one stays."""
         key = telemetry.telemetry_key(self._config.name)

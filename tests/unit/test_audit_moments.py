@@ -1,0 +1,45 @@
+"""The audit at every moment of a run, on or cut off there: what differs is explained, none is a problem."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+
+from headrace.run_audit import audit_run
+from headrace_trainer.ranks import Ranks
+from tests.unit.audited_run import SmallRun, story
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_differs_is_explained(
+    seed: int, quick_valkey: redis.Redis, ranks: Ranks, tmp_path: Path
+) -> None:
+    rng = random.Random(seed)
+    quick_valkey.flushall()
+    run = SmallRun(tmp_path / "run", quick_valkey, ranks, rng)
+    looked, explained = Counter[str](), 0
+
+    def look(moment: str) -> None:
+        nonlocal explained
+        if moment in ("stats", "audit") or rng.random() < 0.5:
+            return
+        done = audit_run(run.layout, run.ledger, is_on=rng.random() < 0.5)
+        assert done.problems == [], f"behind {moment}, after {ends}"
+        looked[moment] += 1
+        explained += bool(done.explained)
+
+    ends: list[str] = []
+    run.watch = look
+    ends = story(run, rng, starts=4)
+    done = audit_run(run.layout, run.ledger, is_on=False)
+    print(f"seed {seed}: {ends}; looked {looked.total()} times, {explained} with something to explain")
+    assert done.problems == [], ends
+    assert all("was cut off before" in text for text in done.explained), (
+        "rows of rounds that were open at a kill"
+    )
+    assert looked.total() > 40
+    assert explained > 0
