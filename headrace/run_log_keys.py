@@ -59,8 +59,12 @@ DEFINITIONS: tuple[Keys, ...] = (
         TELEMETRY,
     ),
     Keys(
-        "fully_async/count/{stale_samples_processed,stale_trajectory_processed}",
-        "trained with a version gap above 0, so far",
+        "fully_async/count/stale_samples_processed",
+        "samples trained with a version gap above 0, so far: one of their trajectories is stale",
+    ),
+    Keys(
+        "fully_async/count/stale_trajectory_processed",
+        "trajectories trained that hold a token older than the window's version, so far",
     ),
     Keys(
         "fully_async/count/total_generated_samples",
@@ -73,7 +77,7 @@ DEFINITIONS: tuple[Keys, ...] = (
     Keys("fully_async/count/current_param_version", "committed policy version"),
     Keys(
         "fully_async/partial/{total_partial_num,partial_ratio,max_partial_span}",
-        "partial samples trained between the last two commits, their share, their largest span in versions",
+        "partial samples trained in the window that closed last, their share, their largest span in versions",
     ),
     Keys("staleness/version_gap/{mean,max,hist}", "over the samples of the update"),
     Keys("staleness/update_gap/{mean,max}", "optimizer steps between the behaviour weights and the update"),
@@ -83,18 +87,22 @@ DEFINITIONS: tuple[Keys, ...] = (
         "rank correlation of a sample's tokens with its place in the order of training: what finishes first "
         "is trained first, and short answers finish first",
     ),
-    Keys("timing_s/step", "the whole row; the phases below add up to it"),
+    Keys("timing_s/step", "the whole row; the phases below add up to it, to the nanosecond"),
     Keys(
         REWARD_TIME,
         "mean over the samples: seconds from the end of generation to the last reward. No phase of the step: "
         "rollouters reward while the trainer does something else",
     ),
-    Keys("timing_s/gen_wait", "waiting for samples"),
+    Keys("timing_s/gen_wait", "waiting for samples; in the first row of a start from that on"),
     Keys("timing_s/wait_prev_gen", "waiting for the batch that generates meanwhile", WAITS),
     Keys("timing_s/old_log_prob", "scoring under the weights at the start of the window"),
     Keys("timing_s/ref", "scoring under the reference", SCORED),
     Keys("timing_s/{values,update_critic}", "the critic's scores and its update", CRITIC),
-    Keys("timing_s/{adv,update_actor,ack,report}", "advantages, policy update, acknowledgement, this row"),
+    Keys(
+        "timing_s/{adv,update_actor,ack,report}",
+        "advantages, policy update, acknowledgement, this row until it is made and the end of the one before",
+    ),
+    Keys("timing_s/other", "between the phases"),
     Keys("timing_s/param_sync", "snapshot, and waiting for the round before", "in the last row of a window"),
     Keys("timing_s/save_checkpoint", "writing a checkpoint", SAVES),
     Keys("sync/{pause_s,transfer_s,commit_s,total_s,interval_s,bytes}", "the round", SYNC),
@@ -163,6 +171,12 @@ SYNC_ROW: tuple[Keys, ...] = (
     Keys("total_s", "seconds of the round"),
     Keys("interval_s", "seconds since the commit before, or since the trainer's start"),
     Keys("bytes", "of weights sent to each rollouter"),
+    Keys(
+        "rollouters",
+        "by incarnation `active_s` and `window_s`, sums since its start that it had told when the trainer "
+        "heard of the commit. `rollouter/idle_ratio` is 1 − (growth of the first since the row before ÷ that "
+        "of the second), over all",
+    ),
     Keys(
         "logprob_max_abs_diff",
         "canary: largest log-prob difference of engine and trainer that a member reported; null without a "

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +24,16 @@ import grpc
 
 from headrace import coordinator_stream
 from headrace.config import RunConfig
-from headrace.ledger import ops
-from headrace.ledger.audit import audit
+from headrace.ledger import keys, ops
 from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.ledger.replies import Stats
 from headrace.model_files import eos_token_ids, vocabulary_size
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import build_scorer
+from headrace.run_audit import RunAudit, audit_run
+from headrace.runner.layout import RunLayout
 from headrace.sample_checks import SampleReader
+from headrace.telemetry import encode, telemetry_key
 from headrace.trace import recorder
 from headrace.v1 import sync_pb2_grpc
 from headrace.valkey_server import start_valkey
@@ -38,7 +41,7 @@ from headrace_coordinator.driver import Driver
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_queue.__main__ import _report_the_last, prepare
 from headrace_queue.loops import Pulse, run_loop
-from headrace_rollouter.__main__ import _decoder
+from headrace_rollouter.__main__ import _decoder, _telemetry
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.environment_turns import environment_turns
 from headrace_rollouter.member import Member
@@ -57,11 +60,21 @@ class Finished:
     code: int
     directory: Path
     stats: Stats
-    balanced: bool
+    audit: RunAudit
+    records: dict[str, dict[str, str]]
+    """What the ledger remembers of each sample, without its bytes."""
+
+    @property
+    def balanced(self) -> bool:
+        return self.audit.balanced
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def _texts(record: dict[bytes, bytes]) -> dict[str, str]:
+    return {k.decode(): v.decode() for k, v in record.items() if k not in (b"prompt", b"work")}
 
 
 class SharedStack:
@@ -116,8 +129,12 @@ class SharedStack:
         ledger = SyncLedger(connect(self._redis_url), config.name)
         with contextlib.closing(ledger):
             stats = ledger.run(ops.stats())
-            report = audit(ledger.redis, config.name)
-        return Finished(code, directory, stats, report.balanced)
+            report = audit_run(RunLayout(directory), ledger, is_on=False)
+            records = {
+                f"{n:010d}": _texts(ledger.redis.hgetall(f"{keys.prefix(config.name)}s:{n:010d}"))
+                for n in range(stats.issued_total)
+            }
+        return Finished(code, directory, stats, report, records)
 
     @contextlib.asynccontextmanager
     async def _services(self, config: RunConfig) -> AsyncIterator[str]:
@@ -134,7 +151,7 @@ class SharedStack:
         owner = "rollouter-0-shared"
         scorer = build_scorer(config)
         engine = Engine(config, self._engine._llm, self._stop_ids)
-        trace = recorder(config, "rollouter-0")
+        trace = engine.trace = recorder(config, "rollouter-0")
         vocabulary = vocabulary_size(Path(config.model.path))
         turns = environment_turns(config, self._stop_ids, vocabulary)
         decode = _decoder(config, self._stop_ids)
@@ -148,8 +165,17 @@ class SharedStack:
                 await ledger.run(ops.beat(owner, count))
                 await asyncio.sleep(1.0)  # the period of a beat, nothing waits for it
 
+        async def tell() -> None:
+            """As the process does, at a higher rate: windows are short here."""
+            began = time.monotonic()
+            trace.complete("tells", int(began * 1e9), int(began * 1e9), track="engine")
+            while True:
+                now = _telemetry(engine, worker, engine.active_s, time.monotonic() - began)
+                await client.hset(telemetry_key(config.name), owner, encode(now))
+                await asyncio.sleep(0.02)  # the period of the telling, nothing waits for it
+
         tasks = [asyncio.create_task(run_loop(loop, Pulse(), stop)) for loop in loops]
-        tasks += [asyncio.create_task(c) for c in (driver.run(), worker.run(), member.run(), beat())]
+        tasks += [asyncio.create_task(c) for c in (driver.run(), worker.run(), member.run(), beat(), tell())]
         try:
             yield address
         finally:

@@ -134,7 +134,7 @@ class SmallRun:
         adopt(self.ledger, reply.lineage, p.trained, keep if self.rng.random() < 0.7 else None)
         p.lineage, p.version = reply.lineage, reply.version
         self.trained_log, self.run_log = TrainedLog(self.layout.root), RunLog(self.layout.root)
-        self.trained_log.began(p.lineage, p.step, version=p.version)
+        self.trained_log.began(p.lineage, p.step, version=p.version, run_id="r")
         self.moment("began")
         window, updates, asked = p.version + 1, 0, p.version + 1
         self.hear(p, asked)

@@ -95,7 +95,7 @@ class World:
     def begins(self, *starts: tuple[int, int], run: str = "r") -> None:
         log = TrainedLog(self.root)
         for lineage, step in starts:
-            log.began(lineage, step, run)
+            log.began(lineage, step, version=-1, run_id=run)
         log.close()
 
 

@@ -124,7 +124,7 @@ ROW = {
 
 
 def observe(gap: int, bound: float) -> None:
-    nothing = trainer.Observed((), (), (), (), ())
+    nothing = trainer.Observed((), (), (), (), (), 0)
     trainer.observe({**ROW, "staleness/version_gap/max": gap}, {}, 4, 8, nothing, bound)
 
 
@@ -140,12 +140,12 @@ def test_an_update_is_counted_under_the_right_names() -> None:
         "headrace_samples_trained_total": 4.0,
         "headrace_trajectories_trained_total": 32.0,
         "headrace_stale_samples_trained_total": 3.0,
-        "headrace_stale_trajectories_trained_total": 24.0,
+        "headrace_stale_trajectories_trained_total": 7.0,
         "headrace_tokens_trained_total": 20.0,
         "headrace_local_updates_total": 1.0,
     }
     before = {name: value(name) for name in names}
-    seen = trainer.Observed((0, 1, 2, 0), (3, 5, 5, 4), (0.5, 0.25), (1.0, 0.5), (30, 40))
+    seen = trainer.Observed((0, 1, 2, 0), (3, 5, 5, 4), (0.5, 0.25), (1.0, 0.5), (30, 40), 7)
     trainer.observe(ROW, {}, 4, 8, seen, 2.0)
     assert {name: value(name) - before[name] for name in names} == pytest.approx(names)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.comm.store import serve_store
 from headrace.run_log_keys import PARTS, SYNC_ROW, problems
@@ -27,6 +30,7 @@ from headrace_trainer.run_log import (
     part_sums,
     rank_correlation,
 )
+from headrace_trainer.step_clock import StepClock, seconds
 from headrace_trainer.weight_server import MovedOn, WeightServer
 from tests.unit.learners import training
 from tests.unit.test_rollouter_parts import config as run_config
@@ -121,12 +125,49 @@ def test_a_canary_is_in_the_row_after_its_report(tmp_path: Path) -> None:
 def test_waits_of_updates_without_a_row_add_up(tmp_path: Path, ranks: Ranks) -> None:
     """An update whose samples all went back has no row; its seconds go into the next one's, none is lost."""
     report = Report(run_config(), None, ranks, tmp_path)  # type: ignore[arg-type]
+    now = 0
+    report._clock = StepClock(lambda: now)
     report._sync = {"sync/pause_s": 0.2}
     for _ in range(2):
-        report._phases["param_sync"] = report._phases.get("param_sync", 0.0) + 0.3
+        with report.phase("param_sync"):
+            now += 300_000_000
         report.waited_for_generation()
-    assert report._phases == pytest.approx({"param_sync": 0.2, "wait_prev_gen": 0.4})
+    began, ended, spent = report._clock.row()
+    assert ended - began == 600_000_000
+    assert spent == {"gen_wait": 0, "param_sync": 200_000_000, "wait_prev_gen": 400_000_000}
     report.close()
+
+
+@given(st.data())
+def test_every_nanosecond_of_a_step_has_one_phase(data: st.DataObject) -> None:
+    """Whatever is nested, moved and cut into rows: phases add up to their row, rows to the time."""
+    now, rows = 0, []
+    clock = StepClock(lambda: now)
+    depth = 0
+    for act in data.draw(st.lists(st.sampled_from(["enter", "leave", "wait", "work", "move", "row"]))):
+        now += data.draw(st.integers(0, 10**15))
+        if act == "enter":
+            clock.enter(data.draw(st.sampled_from(["ack", "adv", "param_sync"])))
+            depth += 1
+        elif act == "leave" and depth:
+            clock.leave()
+            depth -= 1
+        elif act == "wait":
+            clock.begin_wait()
+        elif act == "work":
+            clock.end_wait()
+        elif act == "move":
+            clock.move("param_sync", "wait_prev_gen", data.draw(st.integers(0, 10**15)))
+        elif act == "row":
+            rows.append(clock.row())
+    rows.append(clock.row())
+    assert rows[0][0] == 0
+    assert rows[-1][1] == now
+    assert all(one[1] == other[0] for one, other in pairwise(rows))
+    for began, ended, spent in rows:
+        assert sum(spent.values()) == ended - began
+        assert sum(round(seconds(ns) * 1e9) for ns in spent.values()) == round(seconds(ended - began) * 1e9)
+        assert all(ns >= 0 for ns in spent.values())
 
 
 def test_rank_correlation() -> None:

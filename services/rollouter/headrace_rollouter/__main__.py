@@ -113,7 +113,7 @@ class Rollouter:
         gc.collect()
         gc.freeze()
         _write_engine_file()
-        trace = recorder(config, f"rollouter-{self.args.replica}")
+        trace = self.engine.trace = recorder(config, f"rollouter-{self.args.replica}")
         self.worker = Worker(
             config, ledger, self.engine, scorer, decode, self.incarnation, reader, trace, turns
         )
@@ -236,20 +236,24 @@ class Rollouter:
             metrics.SERVING.set(self.worker.serving.is_set())
             metrics.RUNNING.set(self.engine.running)
             metrics.MEMORY.set(ledger.waits_for_memory)
-            now = RolloutTelemetry(
-                active_s=active,
-                window_s=window,
-                running=self.engine.running,
-                target=target,
-                tokens=self.engine.generated_tokens,
-                samples=self.worker.samples_finished,
-                version=self.worker.version,
-                sequence_s=self.engine.sequence_s(),
-                tokens_in_flight=self.engine.tokens_in_flight(),
-            )
+            now = _telemetry(self.engine, self.worker, active, window)
             with contextlib.suppress(redis.RedisError):  # nothing depends on it
                 await telemetry.tell(ledger.redis, self.config.name, self.incarnation, now)
             await asyncio.sleep(period)
+
+
+def _telemetry(engine: Engine, worker: Worker, active_s: float, window_s: float) -> RolloutTelemetry:
+    return RolloutTelemetry(
+        active_s=active_s,
+        window_s=window_s,
+        running=engine.running,
+        target=worker.target_sequences,
+        tokens=engine.generated_tokens,
+        samples=worker.samples_finished,
+        version=worker.version,
+        sequence_s=engine.sequence_s(),
+        tokens_in_flight=engine.tokens_in_flight(),
+    )
 
 
 _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (

@@ -19,6 +19,7 @@ import numpy as np
 
 from headrace.config import RunConfig
 from headrace.net import GLOO_INTERFACE, LOOPBACK_INTERFACE
+from headrace.trace import Recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.layout import units_from_pb
 from headrace.wire import FinishReason, Segment, Trajectory, extend
@@ -40,6 +41,9 @@ class NotPaused(RuntimeError):
 
 class Engine:
     """One AsyncLLM. Not thread-safe: everything runs on one event loop."""
+
+    trace = Recorder(None, "engine")
+    """Where the stretches with a running request are recorded, which `active_s` sums."""
 
     def __init__(self, config: RunConfig, llm: Any, stop_token_ids: list[int]) -> None:
         self._config = config
@@ -321,7 +325,9 @@ class _Running:
         e.sequence_s()
         e._open.pop(self._id, None)
         if not e._open and e._active_since is not None:
-            e._active_s += time.monotonic() - e._active_since
+            now = time.monotonic()
+            e._active_s += now - e._active_since
+            e.trace.complete("busy", int(e._active_since * 1e9), int(now * 1e9), track="engine")
             e._active_since = None
 
 

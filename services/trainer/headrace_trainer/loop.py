@@ -323,6 +323,8 @@ class Trainer:
         self._take_up_tuning(version)
         heartbeat.beat()
         scores = self.learner.score(self.canary_ids)
+        if self.window >= 0:
+            self.report.window_ends()
         self.server.write_snapshot(version)
         self.learner.begin_window()
         self.window = version

@@ -210,6 +210,8 @@ class Observed:
     latencies_s: Sequence[float]
     rewards: Sequence[float]
     lengths: Sequence[int]
+    stale_trajectories: int
+    """With a token that is older than the window's version."""
 
 
 def configure(config: RunConfig) -> None:
@@ -254,7 +256,7 @@ def observe(
             VERSION_GAP.observe(int(gap))
         if int(gap) > 0:
             STALE_SAMPLES.inc(count)
-            STALE_TRAJECTORIES.inc(count * group)
+    STALE_TRAJECTORIES.inc(seen.stale_trajectories)
     LENGTH_ORDER.set(row["staleness/length_order_corr"])
     for key, gauge in _GAUGES.items():
         gauge.set(row.get(key, 0.0) if key in _SOMETIMES else row[key])

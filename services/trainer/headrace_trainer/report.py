@@ -33,6 +33,7 @@ from headrace_trainer.run_log import (
     staleness_metrics,
     update_gaps,
 )
+from headrace_trainer.step_clock import StepClock, seconds
 from headrace_trainer.trackers import Tracking
 from headrace_trainer.update import UpdateSums
 
@@ -66,26 +67,25 @@ class Report:
         self._trace = recorder(config, f"trainer-{ranks.rank}")
         self._started = time.monotonic()
         self._wall_before = 0.0
-        self._row_began = self._mark = self._started
+        self._clock = StepClock()
+        self._wait_began = self._clock.row_began
         self._skipped = self._rejected = 0  # in updates without a row
-        self._phases: dict[str, float] = {}
-        self._inner_s = 0.0  # seconds of phases within the one that is being measured
         self._sync: dict[str, float] = {}
         self._last_commit = self._started
         self._window = -1  # the one in which the batch was claimed
         self._gap_bound = 0.0  # versions, of that batch
         self._read_at = 0.0  # wall clock, when the batch was here
-        self._telemetry: dict[str, telemetry.RolloutTelemetry] = {}
+        self._telemetry: dict[str, telemetry.RolloutTelemetry] | None = None
         self._stats: Stats | None = None
         self._idle: float | None = None
         self._utilization: float | None = None
-        self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span since the last sync
-        self._shown_partial = [0, 0, 0]
+        self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span of the open window
+        self._shown_partial = [0, 0, 0]  # of the one that closed last
         self._window_ended = False
         self._window_s = [0.0, 0.0]  # of waiting, of all updates since `window_seconds`
         if ranks.is_first:
             metrics.configure(config)
-            metrics.CLOCK.begin_wait(self._mark)
+            metrics.CLOCK.begin_wait(seconds(self._wait_began))
 
     @property
     def wall_s(self) -> float:
@@ -94,15 +94,11 @@ class Report:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure a phase. A phase within a phase stops the outer one's clock: no second counts twice."""
-        began = time.monotonic()
-        inner_before, self._inner_s = self._inner_s, 0.0
+        began = self._clock.enter(name)
         try:
-            with self._trace.slice(name):
-                yield
+            yield
         finally:
-            spent = time.monotonic() - began
-            self._phases[name] = self._phases.get(name, 0.0) + spent - self._inner_s
-            self._inner_s = inner_before + spent
+            self._trace.complete(name, began, self._clock.leave())
 
     def wait_for_generation(self) -> None:
         """The round that is waited for now lets running work finish first."""
@@ -111,19 +107,17 @@ class Report:
     def waited_for_generation(self) -> None:
         """The round that has just committed let running work finish first: that part of `param_sync` is the
         wait for the batch that generated meanwhile."""
-        waited = min(self._sync.get("sync/pause_s", 0.0), self._phases["param_sync"])
-        self._phases["param_sync"] -= waited
-        self._phases["wait_prev_gen"] = self._phases.get("wait_prev_gen", 0.0) + waited
-        self._trace.instant("waited for generation", seconds=waited)
+        pause_ns = round(self._sync.get("sync/pause_s", 0.0) * 1e9)
+        moved = self._clock.move("param_sync", "wait_prev_gen", pause_ns)
+        self._trace.instant("waited for generation", seconds=seconds(moved))
 
     def begin_update(self, batch: Batch, window: int, gap_bound: float) -> None:
         """The batch is here: what lies between the last row's end and now was waiting for it. `gap_bound`:
         largest version gap that its samples may have."""
         # Of an update whose samples all went back there is no row: its phases go into the next one's.
-        now = time.monotonic()
-        self._phases["gen_wait"] = self._phases.get("gen_wait", 0.0) + now - self._mark
-        metrics.CLOCK.end_wait(now)
-        self._trace.complete("gen_wait", int(self._mark * 1e9), int(now * 1e9), samples=len(batch.items))
+        now = self._clock.end_wait()
+        metrics.CLOCK.end_wait(seconds(now))
+        self._trace.complete("gen_wait", self._wait_began, now, samples=len(batch.items))
         self._window, self._gap_bound, self._read_at = window, gap_bound, time.time()
 
     # -- sync ------------------------------------------------------------------------------------
@@ -133,9 +127,12 @@ class Report:
             return
         now = time.monotonic()
         metrics.CLOCK.transfer_begins(now)  # a round without members has none before its end
-        self._sync = self._log.committed(c, nbytes, now - self._last_commit)
-        self._last_commit = now
         self._read_telemetry()
+        self._sync = self._log.committed(c, nbytes, now - self._last_commit, self._telemetry)
+        self._last_commit = now
+
+    def window_ends(self) -> None:
+        """The update that is under way is the last of its window."""
         self._window_ended = True
 
     def flush_round(self) -> None:
@@ -144,16 +141,18 @@ class Report:
             self._log.flush_round()
 
     def _read_telemetry(self) -> None:
-        """Idle ratio since the last reading; without a reading the last one stays."""
+        """Idle ratio since the last reading; without a reading the last one stays. The first of a start has
+        none before it: what the rollouters did until then is no business of its windows."""
         key = telemetry.telemetry_key(self._config.name)
         try:
             fresh = telemetry.decode_all(self._ledger.redis.hgetall(key))  # type: ignore[arg-type]
         except redis.RedisError:
             return  # nothing depends on it
-        idle = telemetry.idle_ratio(self._telemetry, fresh)
-        self._idle = idle if idle is not None else self._idle
-        busy = telemetry.utilization(self._telemetry, fresh)
-        self._utilization = busy if busy is not None else self._utilization
+        if self._telemetry is not None:
+            idle = telemetry.idle_ratio(self._telemetry, fresh)
+            self._idle = idle if idle is not None else self._idle
+            busy = telemetry.utilization(self._telemetry, fresh)
+            self._utilization = busy if busy is not None else self._utilization
         self._telemetry = fresh
 
     def _read_stats(self) -> Stats | None:
@@ -189,41 +188,46 @@ class Report:
         """Collective: every rank's sums and facts, one row on rank 0."""
         self._skipped += learned.sums.skipped
         self._rejected += len(learned.rejected)
-        if not batch.items:
-            self._begin_wait(time.monotonic())
-            return
-        with self.phase("report"):
-            self._dump.write(
-                [s for mini in batch.mini for s in mini],
-                step=p.step,
-                version=self._window,
-                lineage=p.lineage,
-                advantages=learned.advantages,
-            )
-            total = learned.sums.over(self._ranks)
-            mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
-            facts = self._ranks.gather_all(
-                {
-                    "rewards": [t.reward for t in mine],
-                    "reward_s": [s.reward_s for mini in batch.mini for s in mini],
-                    "parts": part_sums([t.reward_parts for t in mine]),
-                    "lengths": [len(t.token_ids) for t in mine],
-                    "tokens": sum(
-                        len(s.prompt.token_ids) + len(t.token_ids)
-                        for mini in batch.mini
-                        for s in mini
-                        for t in s.trajectories
-                    ),
-                    "cut": sum(t.finish_reason == 2 for t in mine),
-                    "zero": sum(
-                        len({t.reward for t in s.trajectories}) == 1 for mini in batch.mini for s in mini
-                    ),
-                    "spans": [s.span for mini in batch.mini for s in mini],
-                    "turns": [t.turns for t in mine],
-                    "counted": [t.environment_metrics for t in mine],
-                }
-            )
-            stats = self._read_stats() if self._log is not None else None
+        if batch.items:
+            with self.phase("report"):
+                self._end_update(batch, p, learned, lr)
+        elif self._window_ended:
+            self._close_window()
+        self._begin_wait()
+
+    def _end_update(self, batch: Batch, p: Progress, learned: Learned, lr: float) -> None:
+        self._dump.write(
+            [s for mini in batch.mini for s in mini],
+            step=p.step,
+            version=self._window,
+            lineage=p.lineage,
+            advantages=learned.advantages,
+        )
+        total = learned.sums.over(self._ranks)
+        mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
+        facts = self._ranks.gather_all(
+            {
+                "rewards": [t.reward for t in mine],
+                "reward_s": [s.reward_s for mini in batch.mini for s in mini],
+                "parts": part_sums([t.reward_parts for t in mine]),
+                "lengths": [len(t.token_ids) for t in mine],
+                "tokens": sum(
+                    len(s.prompt.token_ids) + len(t.token_ids)
+                    for mini in batch.mini
+                    for s in mini
+                    for t in s.trajectories
+                ),
+                "cut": sum(t.finish_reason == 2 for t in mine),
+                "zero": sum(
+                    len({t.reward for t in s.trajectories}) == 1 for mini in batch.mini for s in mini
+                ),
+                "spans": [s.span for mini in batch.mini for s in mini],
+                "stale": sum(t.versions is not None and t.versions[0] < self._window for t in mine),
+                "turns": [t.turns for t in mine],
+                "counted": [t.environment_metrics for t in mine],
+            }
+        )
+        stats = self._read_stats() if self._log is not None else None
         window = self._window
         samples = len(batch.items)
         stale = sum(window - i.min_version > 0 for i in batch.items)
@@ -231,23 +235,23 @@ class Report:
         p.tokens += int(total.tokens)
         p.trajectories += samples * self._config.rollout.n
         p.stale_samples += stale
-        p.stale_trajectories += stale * self._config.rollout.n
+        stale_trajectories = sum(f["stale"] for f in facts)
+        p.stale_trajectories += stale_trajectories
         p.partial_samples += sum(s > 0 for s in spans)
         self._partial_in_window[0] += sum(s > 0 for s in spans)
         self._partial_in_window[1] += samples
         self._partial_in_window[2] = max([self._partial_in_window[2], *spans])
-        if self._window_ended:  # a commit came with this update, the last of its window
-            self._shown_partial, self._partial_in_window = self._partial_in_window, [0, 0, 0]
-            self._window_ended = False
+        if self._window_ended:
+            self._close_window()
+        began, ended, spent = self._clock.row()
         if self._log is None or stats is None:
-            self._phases = {}
-            self._row_began = self._mark = time.monotonic()
             return
-        now = time.monotonic()
-        step_s = now - self._row_began
-        self._window_s[0] += sum(self._phases.get(name, 0.0) for name in WAITS)
+        self._trace.complete("step", began, ended, track="steps", step=p.step)
+        step_s, phases = seconds(ended - began), {name: seconds(ns) for name, ns in spent.items()}
+        self._window_s[0] += sum(phases.get(name, 0.0) for name in WAITS)
         self._window_s[1] += step_s
-        row = self._row(batch, p, learned, total, facts, stats, step_s, lr) | self._log.canary_metrics()
+        row = self._row(batch, p, learned, total, facts, stats, step_s, phases, lr)
+        row |= self._log.canary_metrics()
         self._log.update(row)
         if self._tracking is not None:
             self._tracking.check()
@@ -257,17 +261,19 @@ class Report:
             latencies_s=_latencies(batch, self._read_at),
             rewards=[r for f in facts for r in f["rewards"]],
             lengths=[n for f in facts for n in f["lengths"]],
+            stale_trajectories=stale_trajectories,
         )
-        metrics.observe(row, self._phases, samples, self._config.rollout.n, seen, self._gap_bound)
-        self._phases = {}
+        metrics.observe(row, phases, samples, self._config.rollout.n, seen, self._gap_bound)
         self._sync = {}
         self._skipped = self._rejected = 0
-        self._row_began = now
-        self._begin_wait(now)
 
-    def _begin_wait(self, now: float) -> None:
-        self._mark = now
-        metrics.CLOCK.begin_wait(now)
+    def _close_window(self) -> None:
+        self._shown_partial, self._partial_in_window = self._partial_in_window, [0, 0, 0]
+        self._window_ended = False
+
+    def _begin_wait(self) -> None:
+        self._wait_began = self._clock.begin_wait()
+        metrics.CLOCK.begin_wait(seconds(self._wait_began))
 
     @staticmethod
     def _steps_before(p: Progress, learned: Learned) -> int:
@@ -283,6 +289,7 @@ class Report:
         facts: list[dict[str, Any]],
         stats: Stats,
         step_s: float,
+        phases: dict[str, float],
         lr: float,
     ) -> dict[str, Any]:
         tokens, squared = max(total.tokens, 1.0), total.weight_squared
@@ -297,7 +304,7 @@ class Report:
             "lineage": p.lineage,
             "wall_s": self.wall_s,
             "trained_tokens": p.tokens,
-            "trainer/idle_ratio": sum(self._phases.get(name, 0.0) for name in WAITS) / step_s,
+            "trainer/idle_ratio": sum(phases.get(name, 0.0) for name in WAITS) / step_s,
             "fully_async/count/stale_samples_processed": p.stale_samples,
             "fully_async/count/stale_trajectory_processed": p.stale_trajectories,
             "fully_async/count/total_generated_samples": stats.finished,
@@ -343,7 +350,7 @@ class Report:
             "group/zero_std_ratio": sum(f["zero"] for f in facts) / samples,
             "timing_s/step": step_s,
             "timing_s/reward": sum(s for f in facts for s in f["reward_s"]) / samples,
-            **{f"timing_s/{name}": seconds for name, seconds in self._phases.items()},
+            **{f"timing_s/{name}": spent for name, spent in phases.items()},
             **learned.metrics,
             **self._sync,
         }

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.row_file import RowFile
 from headrace.run_log_keys import PART
+from headrace.telemetry import RolloutTelemetry
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer.plan import Item
 
@@ -31,9 +32,15 @@ class RunLog:
     def update(self, row: dict[str, Any]) -> None:
         self._metrics.write(row)
 
-    def committed(self, c: pb.Committed, nbytes: int, interval_s: float) -> dict[str, float]:
+    def committed(
+        self,
+        c: pb.Committed,
+        nbytes: int,
+        interval_s: float,
+        rollouters: Mapping[str, RolloutTelemetry] | None = None,
+    ) -> dict[str, float]:
         """Begins the row of a round; it is written with the next one, when the canaries are in. Returns its
-        metrics."""
+        metrics. `rollouters`: what they have told of themselves so far."""
         self.flush_round()
         row = {
             "sync/pause_s": c.pause_s,
@@ -49,6 +56,10 @@ class RunLog:
             "members": c.members,
             "attempts": c.attempts,
             **{k.removeprefix("sync/"): v for k, v in row.items()},
+            "rollouters": {
+                name: {"active_s": t.active_s, "window_s": t.window_s}
+                for name, t in (rollouters or {}).items()
+            },
         }
         return row
 
