@@ -79,7 +79,7 @@ def counts(records: Records) -> list[Row]:
         every = [t for s in samples for t in s["trajectories"]]
         from_version = [min(map(oldest, s["trajectories"])) for s in samples]
         gaps = [window - v for v in from_version]
-        updates = [optimizer_steps - before_window[v] for v in from_version]
+        updates = [optimizer_steps - before_window.get(v, 0) for v in from_version]
         stale_samples += sum(gap > 0 for gap in gaps)
         stale_trajectories += sum(oldest(t) < window for t in every)
         optimizer_steps += -(-len(samples) // records.mini)

@@ -28,6 +28,8 @@ from tests.integration import recomputed
 from tests.unit.test_rollouter_parts import config as run_config
 
 GROUP, MINI = 4, 2
+FIRST = 3
+"""The version that this start commits first: samples may be older from its first step on."""
 
 
 def config(**changes: object) -> RunConfig:
@@ -79,7 +81,7 @@ def test_the_run_log_is_what_the_raw_records_say(
     records: dict[str, dict[str, str]] = {}
 
     def commit(version: int) -> None:
-        told_at = 0.4 * (version + 1)
+        told_at = 0.4 * (version - FIRST + 1)
         active = min(max(told_at - 1.0, 0.0), 3.0)
         told = RolloutTelemetry(active, told_at, 0, 1, 0, 0, version)
         quick_valkey.hset(telemetry_key("report"), "rollouter-0", encode(told))
@@ -111,21 +113,26 @@ def test_the_run_log_is_what_the_raw_records_say(
             records.update({i: {"state": "trained", "step": str(p.step)} for i in ids})
         if last:
             with report.phase("param_sync"):
+                if not waits and window > FIRST:
+                    commit(window)  # of the round that went on while this window was trained
                 with report.phase("save_checkpoint"):
                     sum(range(rng.randint(0, 20_000)))
                 report.window_ends()
                 p.step_of_version[str(window + 1)] = p.optimizer_steps
-                commit(window + 1)
+                if waits:
+                    commit(window + 1)
             if waits:
                 report.waited_for_generation()
         report.end_update(batch, p, learned, 0.1)
 
-    p.step_of_version["0"] = 0
-    commit(0)
-    for window in range(6):
+    p.step_of_version[str(FIRST)] = 0
+    commit(FIRST)
+    for window in range(FIRST, FIRST + 6):
         updates = rng.randint(1, 3)
         for number in range(updates):
             update(window, number == updates - 1)
+    if not waits:
+        commit(FIRST + 6)
     report.close()
     found = recomputed.Records(tmp_path, GROUP, MINI, waits, records)
     assert recomputed.check(found) == []
