@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,7 +18,7 @@ import redis
 from headrace.cli.audit import audit
 from headrace.ledger import keys, ops
 from headrace.row_file import read_lines
-from headrace.runner.layout import complete_checkpoints
+from headrace.runner.layout import RunLayout, complete_checkpoints
 from headrace.trained_log import TrainedPath, follow
 from headrace_trainer.ranks import Ranks
 from tests.unit.audited_run import NAME, Killed, Picture, SmallRun, dumped, restore, story
@@ -523,3 +524,39 @@ def test_damage_is_named(
         problems = json.loads(output)["problems"]
         missing = {what for what in must if not any(what in problem for problem in problems)}
         assert (code, missing) == (1, set()), f"seed {seed}: {must} and {problems}"
+
+
+def test_much_damage_is_counted_and_shown_in_part(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.picture.bring_back()
+    ids = bench.path().ids
+    bench.client.flushall()
+    monkeypatch.setattr("headrace.cli.audit.SHOWN", 10)
+    code, output = audited(bench, monkeypatch, capsys)
+    lines = output.splitlines()
+    assert (code, f"{len(ids) + 1} problems:" in lines) == (1, True), output
+    assert f"  ... and {len(ids) - 9} more: headrace audit run --all prints them, --json too" in lines
+    assert sum(line.startswith("  0") for line in lines) == 9
+    assert "Keep the run's directory as it is" in lines[-1]
+    audit(str(bench.run.layout.root), bench.run.layout.root.parent, show_all=True)
+    output = capsys.readouterr().out
+    assert all(f"  {i}: trained, the ledger has no record of it" in output for i in ids)
+
+
+def test_a_ledger_whose_files_are_gone(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run that was begun by `headrace run`: its server has nothing to start on."""
+    bench.picture.bring_back()
+    root = tmp_path / "gone"
+    shutil.copytree(bench.run.layout.root, root)
+    RunLayout(root).create()
+    assert audit(str(root), tmp_path, as_json=True) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert all(f"{i}: trained, the ledger has no record of it" in problems for i in bench.path().ids)
+    for file in (root / "trained.jsonl", root / "sync.jsonl"):
+        file.unlink()
+    shutil.rmtree(root / "checkpoints")
+    assert audit(str(root), tmp_path) == 2, "nothing was ever trained"
+    assert "holds no ledger; the run never got that far" in capsys.readouterr().err
