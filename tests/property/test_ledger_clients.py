@@ -165,9 +165,11 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
 def test_a_run_that_is_not_configured_is_an_error_that_says_so(valkey: redis.Redis) -> None:
     ledger = SyncLedger(valkey, "nowhere")
     for name in scripts.names():
-        if name != "configure":
+        if name not in scripts.WITHOUT_A_RUN:
             with pytest.raises(LedgerError, match="not configured"):
                 ledger.run(ops.Op(name, (), lambda raw: raw))
+    (problem,) = audit(valkey, "nowhere").problems
+    assert "holds no ledger of the run" in problem
 
 
 def test_a_request_id_serves_one_request(lockstep: Make) -> None:

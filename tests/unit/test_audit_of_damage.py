@@ -175,6 +175,18 @@ def a_dead_sample_is_trained_in_all_places(b: Bench) -> set[str] | None:
 
 
 @damage
+def a_dropped_sample_waits_again_in_all_places(b: Bench) -> set[str] | None:
+    """Of a run that has completed: nothing may wait there."""
+    if not (there := b.ids("dropped")) or not b.path().starts[-1].ended:
+        return None
+    chosen = b.rng.choice(there)
+    b.client.hdel(P + "dropped", chosen)
+    b.client.hset(f"{P}s:{chosen}", "state", "ready")
+    b.client.zadd(P + "retries", {chosen: int(chosen)})
+    return {chosen}
+
+
+@damage
 def a_step_is_altered(b: Bench) -> set[str] | None:
     chosen = b.rng.choice(b.ids("trained"))
     step = int(b.client.hget(f"{P}s:{chosen}", "step") or 0) + b.rng.choice([-1, 1])
@@ -286,6 +298,23 @@ def a_row_is_missing(b: Bench) -> set[str] | None:
     names = names_of(b, number)
     b.rewrite(b.trained, lambda lines: lines.pop(number) and None)
     return names
+
+
+@damage
+def any_row_before_a_start_is_missing(b: Bench) -> set[str] | None:
+    """Also one that no other row and no sample misses: the start has counted them."""
+    starts = b.path().starts
+    number = b.rng.randrange(starts[-1].line - 1)
+    b.rewrite(b.trained, lambda lines: lines.pop(number) and None)
+    return {f"lineage {starts[-1].lineage} began behind"}
+
+
+@damage
+def the_last_end_is_missing(b: Bench) -> set[str] | None:
+    if not b.path().starts[-1].ended:
+        return None
+    b.rewrite(b.trained, lambda lines: lines.pop() and None)
+    return {f"no end of lineage {b.path().starts[-1].lineage}"}
 
 
 @damage
