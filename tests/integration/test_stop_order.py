@@ -18,12 +18,12 @@ import pytest
 
 from headrace.checkpoints import read_manifest
 from headrace.ledger import ops
-from headrace.ledger.audit import audit
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect
 from headrace.redis_url import build
-from headrace.runner.layout import complete_checkpoints
+from headrace.run_audit import audit_run
+from headrace.runner.layout import RunLayout, complete_checkpoints
 from headrace.valkey_server import ValkeyServer, start_valkey
 from tests.chaos.proxy import Proxy
 from tests.integration.no_rollouter import Processes
@@ -156,8 +156,9 @@ def test_no_order_of_ends_costs_an_update(release: Release) -> None:
     assert begins == [0, *(last for last, next_ in ends_of_lineages(release))][:3]
     assert len(release.steps()) == len(set(release.steps())), "an update was done twice"
     with connect(build("127.0.0.1", release.valkey.port, WORD)) as client:
-        report = audit(client, release.directory.name)
-    assert report.balanced, report.problems
+        ledger = SyncLedger(client, release.directory.name)
+        done = audit_run(RunLayout(release.directory), ledger, is_on=False)
+    assert done.problems == []
     assert release.stats().counts["in_flight"] == 0, "what a rollouter had begun is parked or handed back"
 
 
