@@ -240,7 +240,8 @@ def _compare_versions(out: RunAudit, before: RunRecords) -> None:
         )
     for span in spans:
         lineage, heard = span.start.lineage, span.start.heard
-        if heard is not None and not heard <= span.last <= heard + 1:
+        since = span.start is out.path.last and before.path.last is not None and not before.path.last.ended
+        if heard is not None and not since and not heard <= span.last <= heard + 1:
             out.problems.append(
                 f"lineage {lineage} ended at version {heard}, what came after it begins at version "
                 f"{span.last}"

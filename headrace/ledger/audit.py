@@ -68,9 +68,9 @@ class Record:
     reason: str
     max_version: str
     prompt: str
-    """"1": its prompt is in the record."""
+    """"1": its prompt is in the record, or nobody needs it."""
     work: str
-    """"1": partial work is in the record."""
+    """"1": partial work is in the record, or nobody needs it."""
 
 
 _WIDTH = 16
@@ -255,9 +255,9 @@ def _sample_problems(r: Record, places: list[tuple[str, str]]) -> list[str]:
         out.append(f"{r.id}: its record has issue number {r.issue!r}")
     if not r.attempt.isdigit():
         out.append(f"{r.id}: its record has no attempt")
-    if r.prompt != "1" and state is not State.TRAINED and place != "prompts":
+    if r.prompt != "1" and place != "prompts":
         out.append(f"{r.id}: {r.state}, its prompt is gone")
-    if r.work != "1" and state is State.PARKED:
+    if r.work != "1":
         out.append(f"{r.id}: parked, its work is gone")
     return out
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import redis
 
+from headrace.ledger.client import SyncLedger
 from headrace.run_audit import audit_run
 from headrace_trainer.ranks import Ranks
-from tests.unit.audited_run import SmallRun, story
+from tests.unit.audited_run import NAME, SmallRun, story
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -43,3 +45,30 @@ def test_whatever_differs_is_explained(
     )
     assert looked.total() > 40
     assert explained > 0
+
+
+def test_a_run_that_goes_on_meanwhile(quick_valkey: redis.Redis, ranks: Ranks, tmp_path: Path) -> None:
+    """Files and ledger cannot be read at one instant: what falls between the readings is no problem."""
+    quick_valkey.flushall()
+    run = SmallRun(tmp_path / "run", quick_valkey, ranks, random.Random(1))
+    ledger = SyncLedger(quick_valkey, NAME)
+    failed: list[Exception] = []
+
+    def go() -> None:
+        try:
+            for _ in range(4):
+                run.train("stop", 2)
+            run.train("finish", 0)
+        except Exception as error:
+            failed.append(error)
+
+    thread, looked = threading.Thread(target=go), 0
+    thread.start()
+    while thread.is_alive():
+        done = audit_run(run.layout, ledger, is_on=True)
+        assert done.problems == []
+        looked += 1
+    thread.join(30.0)
+    assert failed == []
+    assert looked > 5
+    assert audit_run(run.layout, ledger, is_on=False).problems == []

@@ -39,7 +39,9 @@ for n = 0, num('issued_total') - 1 do
     local found = call('XRANGE', key('samples'), v[3], v[3])[1]
     if found and found[2][2] == id then entry = found[2][4] end
   end
-  local prompt, work = call('HEXISTS', skey(id), 'prompt'), call('HEXISTS', skey(id), 'work')
+  local prompt, work = 1, 1 -- asked only where somebody will need them: most samples are trained
+  if v[1] ~= 'trained' then prompt = call('HEXISTS', skey(id), 'prompt') end
+  if v[1] == 'parked' then work = call('HEXISTS', skey(id), 'work') end
   for _, value in ipairs({ id, v[1], v[2], owned, entry, v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], v[12],
     prompt, work }) do
     records[#records + 1] = value
