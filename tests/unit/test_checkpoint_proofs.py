@@ -147,7 +147,7 @@ def earlier_release(checkpoint: Path, metadata: bytes | None = None) -> torch.nn
     shutil.rmtree(checkpoint)
     part = training(3)
     model, optimizer = get_state_dict(part.model, part.optimizer)
-    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=checkpoint)
+    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=checkpoint, no_dist=True)
     (checkpoint / MANIFEST).write_text(json.dumps({"format": 1, "step": 2, "lineage": 1, "trained": {}}))
     if metadata is not None:
         (checkpoint / ".metadata").write_bytes(metadata)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from headrace import environment
 from headrace.gpu_arithmetic import Sharing
 from headrace_trainer import heartbeat
-from headrace_trainer.signatures import Signatures, sign_objects
+from headrace_trainer.signatures import Signatures, forbid_objects
 
 
 def keep_to_share(device: torch.device, shared: Sharing) -> None:
@@ -40,7 +40,7 @@ class Ranks:
         self._signatures = Signatures(
             environment.accepted_tokens(), os.environ.get("TORCHELASTIC_RUN_ID", "")
         )
-        sign_objects(self._signatures)
+        forbid_objects()
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()

@@ -1,8 +1,8 @@
 """What ranks tell each other in words is signed with the run's token, and nothing else is read.
 
 Ranks find each other at a store, and by listeners of Gloo, that know no credentials: whoever reaches those
-may take a rank's place and send what he likes. In a tensor that is numbers. Words are more: the name of a
-checkpoint to load, and the pickles of torch's object collectives (DCP sends them) are code.
+may take a rank's place and send what he likes. In a tensor that is numbers. Words are more, such as the name
+of a checkpoint to load. Pickles, which torch's object collectives send, are code: nobody makes or reads one.
 
 Signed with the first of the run's tokens, accepted with each of them: a token is replaced node by node.
 """
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import io
-import pickle
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 from torch.distributed import distributed_c10d
 
@@ -48,24 +46,16 @@ class Signatures:
         return words
 
 
-def sign_objects(signatures: Signatures) -> None:
-    """From now on, every object collective of torch in this process."""
+class _Refused:
+    def __init__(self, *_: Any) -> None:
+        raise Unsigned(
+            "torch's object collectives send pickles, which are code: ranks tell each other JSON "
+            "(Ranks.share, Ranks.gather_all)"
+        )
 
-    class Pickler:
-        def __init__(self, file: BinaryIO) -> None:
-            self._file = file
 
-        def dump(self, value: Any) -> None:
-            self._file.write(signatures.sign(pickle.dumps(value)))
-
-    class Unpickler:
-        def __init__(self, file: BinaryIO) -> None:
-            self._file = file
-
-        def load(self) -> Any:
-            """Raises Unsigned, with nothing unpickled."""
-            return pickle.Unpickler(io.BytesIO(signatures.read(self._file.read()))).load()
-
+def forbid_objects() -> None:
+    """From now on no object collective of torch pickles or unpickles anything in this process."""
     # By these names torch pickles in its object collectives, and nowhere else.
-    distributed_c10d._pickler = Pickler  # type: ignore[assignment]
-    distributed_c10d._unpickler = Unpickler  # type: ignore[assignment]
+    distributed_c10d._pickler = _Refused  # type: ignore[assignment]
+    distributed_c10d._unpickler = _Refused  # type: ignore[assignment]
