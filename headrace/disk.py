@@ -16,7 +16,12 @@ from pathlib import Path
 
 _CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WORDS = re.compile("|".join(re.escape(os.strerror(code)) for code in sorted(_CODES)))
+_CUT_OFF = re.compile(r"unexpected pos \d+ vs \d+")
+"""All that torch's writer of archives says when a write was cut short."""
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+PART_ONLY = "there is room for a part only"
 
 
 class DiskFull(OSError):
@@ -84,6 +89,8 @@ def _what(error: BaseException) -> str | None:
             return os.strerror(one.errno)
         if not isinstance(one, OSError) and (found := _WORDS.search(str(one))):
             return found.group()
+        if _CUT_OFF.search(str(one)):
+            return PART_ONLY
         of_ranks = getattr(one, "failures", {})
         if isinstance(of_ranks, dict):
             left += [f[0] if isinstance(f, tuple) else f for f in of_ranks.values()]

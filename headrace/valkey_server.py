@@ -285,7 +285,7 @@ def no_room(directory: Path, log: Path) -> str | None:
         return None
     for line in last_start.splitlines()[-_LOG_LINES:]:
         if _SHORT_WRITE in line:
-            return disk.sentence("there is room for a part only", directory)
+            return disk.sentence(disk.PART_ONLY, directory)
         if told := disk.full(RuntimeError(line), directory):
             return told
     return None

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import redis
+import torch
 
 from headrace import config_load, disk, valkey_server
 from headrace.config import RunConfig
@@ -100,6 +101,23 @@ def test_half_a_checkpoint_is_none_and_leaves_nothing(tmp_path: Path, ranks: Ran
     assert list(tmp_path.iterdir()) == [first] == complete_checkpoints(tmp_path)
     again = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
     assert again.load(again.save(Progress(step=2))).step == 2
+
+
+def test_what_torch_says_about_an_archive_that_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+
+    def save() -> None:
+        with disk.writing(path), path.open("wb") as file:
+            torch.save(torch.ones(1_000_000), file)
+
+    with (
+        no_file_beyond(1_000_000),
+        pytest.raises(disk.DiskFull, match=f"^{path} cannot be written: ") as failed,
+    ):
+        save()
+    assert "unexpected pos" in str(failed.value.__cause__)
+    lone = RuntimeError(str(failed.value.__cause__))  # as it comes from another rank
+    assert disk.full(lone, path) is not None
 
 
 def test_half_an_export_is_none_and_leaves_nothing(
