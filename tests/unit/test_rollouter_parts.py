@@ -11,6 +11,7 @@ import pytest
 
 from headrace.config import RunConfig
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
+from headrace.sample_checks import SampleReader
 from headrace.v1 import sync_pb2 as pb
 from headrace.wire import Prompt, encode_prompt
 from headrace_rollouter.engine import EngineFailed
@@ -75,7 +76,7 @@ class Ledger:
 
 
 def worker(ledger: Any, engine: Any, c: RunConfig) -> Worker:
-    found = Worker(c, ledger, engine, in_process(lambda *_: 1.0), str, "owner")
+    found = Worker(c, ledger, engine, in_process(lambda *_: 1.0), str, "owner", SampleReader(c, 96))
     found.resumed(3)
     found.trusted.set()
     return found
