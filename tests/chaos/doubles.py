@@ -17,7 +17,7 @@ LEAVES_S = 60.0
 
 
 def fenced(name: str) -> Fault:
-    """Of two coordinators, of two trainers one has to end by itself."""
+    """Of two one has to end by itself. (Of two trainers: see `terminal`.)"""
 
     def fault(world: World, rng: random.Random) -> str:
         second = world.double(name)
@@ -93,7 +93,6 @@ def clock_step(world: World, rng: random.Random) -> str:
 
 DOUBLES: dict[str, Fault] = {
     "second coordinator": fenced("coordinator"),
-    "second trainer": fenced("trainer"),
     "second queue": second_queue,
     "second rollouter": second_rollouter,
     "clock step": clock_step,

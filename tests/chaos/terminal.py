@@ -102,8 +102,21 @@ def _audit_names_samples(world: World) -> None:
         )
 
 
+def second_trainer(world: World, rng: random.Random) -> str:
+    """The newer lineage fences the run's own trainer, which must not fence it back: the run gives way."""
+    second = world.double("trainer")
+    _ends(world, "another trainer has taken over")
+    second.kill()
+    second.wait(30)
+    found = world.command("audit", str(world.layout.root))
+    if found.returncode:
+        raise Stuck(f"headrace audit ended with {found.returncode}:\n{(found.stdout + found.stderr)[-2000:]}")
+    return "a second trainer, to which the run gives way"
+
+
 TERMINAL: dict[str, Terminal] = {
     "FLUSHALL": flush,
     "lost writes": lose_writes,
     "flipped checkpoint": flip_checkpoint,
+    "second trainer": second_trainer,
 }
