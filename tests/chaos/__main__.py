@@ -57,6 +57,7 @@ def strike(world: World, kind: str, rng: random.Random) -> Outcome:
     except Exception as error:  # whatever it was, it must not cost a night: told, and counted
         outcome.trouble = f"not as a run should be before a fault: {error!r}"
     if world.ended and world.process.returncode != 0:
+        outcome.recovered_s = None
         outcome.trouble = outcome.trouble or f"the run ended with {world.process.returncode}"
     return outcome
 
