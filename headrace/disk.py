@@ -77,7 +77,7 @@ def _there(path: Path) -> Path:
 
 
 def _what(error: BaseException) -> str | None:
-    """The system's words in an error, its causes, and the errors of ranks that torch collects in one."""
+    """The system's words in an error and its causes."""
     seen: set[int] = set()
     left: list[BaseException] = [error]
     while left:
@@ -87,12 +87,10 @@ def _what(error: BaseException) -> str | None:
         seen.add(id(one))
         if isinstance(one, OSError) and one.errno in _CODES:
             return os.strerror(one.errno)
-        if not isinstance(one, OSError) and (found := _WORDS.search(str(one))):
+        # Text alone is what a library, or another rank, has made of the error.
+        if getattr(one, "errno", None) is None and (found := _WORDS.search(str(one))):
             return found.group()
         if _CUT_OFF.search(str(one)):
             return PART_ONLY
-        of_ranks = getattr(one, "failures", {})
-        if isinstance(of_ranks, dict):
-            left += [f[0] if isinstance(f, tuple) else f for f in of_ranks.values()]
         left += [e for e in (one.__cause__, one.__context__) if e is not None]
     return None

@@ -23,7 +23,7 @@ class RowFile:
         self._file = path.open("a+b", buffering=0)
         if self._file.tell() and self._ends_in_the_middle():
             self.append(b"\n")
-        self.rows = self._lines()
+        self.rows = self._lines() if self.size else 0  # a device may be read for ever
         """Lines that the file has, with those that were cut off."""
 
     def write(self, row: dict[str, Any]) -> None:

@@ -32,12 +32,13 @@ from headrace.valkey_server import start_valkey
 from headrace.wire import Sample
 from headrace_queue.loops import is_outage
 from headrace_queue.validation import _replace
-from headrace_trainer.checkpoint import Checkpoints, Progress, SaveFailed
+from headrace_trainer.checkpoint import Checkpoints, SaveFailed
 from headrace_trainer.policy import export_model
+from headrace_trainer.progress import Progress
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog
 from headrace_trainer.worker import exit_code
-from tests.unit.learners import training
+from tests.unit.learners import config, training
 from tests.unit.supervised import Bench, wait_until
 
 WHAT_TO_DO = r"free some space there and start the run again, it goes on$"
@@ -91,15 +92,16 @@ def test_a_device_without_room_is_told_with_both_sizes() -> None:
 
 
 def test_half_a_checkpoint_is_none_and_leaves_nothing(tmp_path: Path, ranks: Ranks) -> None:
-    checkpoints = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
+    directory = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(directory, config(), {"policy": training(0)}, ranks)
     first = checkpoints.save(Progress(step=1))
     with no_file_beyond(100), pytest.raises(SaveFailed) as failed:
         checkpoints.save(Progress(step=2))
-    assert str(failed.value).startswith(f"the checkpoint {tmp_path / 'step_00000002'} cannot be written: ")
+    assert str(failed.value).startswith(f"the checkpoint {directory / 'step_00000002'} cannot be written: ")
     assert "were to be written" in str(failed.value)
     assert exit_code(failed.value) == EX_FAILED
-    assert list(tmp_path.iterdir()) == [first] == complete_checkpoints(tmp_path)
-    again = Checkpoints(tmp_path, 2, {"policy": training(0)}, ranks)
+    assert list(directory.iterdir()) == [first] == complete_checkpoints(directory)
+    again = Checkpoints(directory, config(), {"policy": training(0)}, ranks)
     assert again.load(again.save(Progress(step=2))).step == 2
 
 

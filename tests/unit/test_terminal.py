@@ -97,7 +97,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
         four_samples.begin(ledger)
         for item in ledger.run(ops.take("a", 0, 2)).items:
             trace = f"trace {EVIL}\nmore {EVIL}"
-            ledger.run(ops.fail("a", item.sample_id, item.attempt, f"why {EVIL}\nevil", trace))
+            ledger.run(ops.fail("a", item.sample_id, item.attempt, "reward_error", trace))
+            client.hset(f"headrace:{{x}}:s:{item.sample_id}", "reason", f"why {EVIL}\nevil")
     ids, ones = np.array([0, 1], np.int32), np.ones(2, np.float32)
     segments = [Segment(1, 0, 2)]
     trajectory = Trajectory(
