@@ -1,7 +1,7 @@
 """A full disk as one sentence: which file, how much was to be written, how much is free, and what to do.
 
-Python says neither the file nor its size when a write fails, and libraries wrap the error into their own:
-torch into one per rank, safetensors into text. `writing` is around every write that a run cannot do without.
+Python says neither the file nor its size when a write fails, and libraries wrap the error into their own.
+`writing` is around every write that a run cannot do without.
 """
 
 from __future__ import annotations

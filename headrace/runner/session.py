@@ -303,15 +303,19 @@ class Session:
             print(line, flush=True)
         for problem in (report.problems if report else [])[:10]:
             print(f"    {problem}", flush=True)
-        print(self._next_step(status), flush=True)
+        print(self._next_step(status, report), flush=True)
         if unwritten is not None:
             print(f"headrace: {unwritten}", file=sys.stderr, flush=True)
             return EXIT_STOPPED if status == "stopped" else EXIT_FAILED
         if status == "completed":
-            return EXIT_COMPLETED if report is None or report.balanced else EXIT_FAILED
+            return EXIT_COMPLETED if report is not None and report.balanced else EXIT_FAILED
         return EXIT_FAILED if status == "failed" else EXIT_STOPPED
 
-    def _next_step(self, status: str) -> str:
+    def _next_step(self, status: str, report: RunAudit | None) -> str:
+        if status == "completed" and report is None:
+            return (
+                f"next: the ledger could not be read at the end; headrace audit {self.config.name} tells more"
+            )
         if status == "completed":
             return (
                 f'next: AutoModelForCausalLM.from_pretrained("{self.layout.final}"); '

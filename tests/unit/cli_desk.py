@@ -107,8 +107,9 @@ for step in () if begun else (1, 2):
 while "wait" in os.environ["HEADRACE_STANDIN"]:
     time.sleep(0.02)
 if "flush" in os.environ["HEADRACE_STANDIN"]:
+    from headrace import environment
     from headrace.redis_connect import connect
-    client = connect(os.environ["HEADRACE_REDIS_URL"])
+    client = connect(environment.redis_url())
     # Twice the queue service, then the runner has read the ledger, too.
     while client.info("commandstats")["cmdstat_evalsha"]["calls"] < 4:
         time.sleep(0.05)

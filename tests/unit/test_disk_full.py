@@ -258,11 +258,3 @@ def test_a_server_of_others_without_room_is_waited_for_and_named(tmp_path: Path,
             LedgerUnavailable, match=r"refused open_term for 0\.5 s: MISCONF .* free some space"
         ):
             ledger.run(ops.open_term())
-
-
-def test_ranks_errors_are_looked_into() -> None:
-    error = RuntimeError("of all ranks")
-    error.failures = {1: (OSError(28, "No space left on device"), None)}  # type: ignore[attr-defined]
-    assert "were to be written" in str(disk.full(error, Path("/"), 10**9))
-    assert disk.full(RuntimeError("else"), Path("/")) is None
-    assert disk.size(1_500_000_000) == "1.5 GB"
