@@ -69,6 +69,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> tuple
     wait_for("an update", lambda: len(run.rows()) > 0, process, 300)
     (run.directory / "doors.json").write_text(json.dumps(look_at_doors(process.pid)))
     wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
+    wait_for(
+        "every rollouter's second reading of itself", lambda: rollouters_have_measured(run), process, 120
+    )
     (run.directory / "scraped.json").write_text(json.dumps(scrape(run)))
     assert any(temporary.glob("headrace-run-*/rollouter-0/*")), "vLLM's sockets lie elsewhere"
     (run.directory / "shown.json").write_text(json.dumps(secrets_shown(run, process.pid)))
@@ -107,6 +110,19 @@ def test_nothing_listens_but_on_loopback(finished: tuple[Run, str]) -> None:
         "headrace_trainer.worker",
     ):
         assert any(part in one.process for one in there), f"{part} has not been looked at"
+
+
+def rollouters_have_measured(run: Run) -> bool:
+    """Their idle ratios are shown from then on. One of them may still be loading its engine."""
+    try:
+        shown = scrape(run)
+    except OSError:
+        return False
+    return all(
+        "headrace_rollouter_idle_ratio" in names
+        for name, names in shown.items()
+        if name.startswith("rollouter")
+    )
 
 
 def scrape(run: Run) -> dict[str, list[str]]:
