@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.config_load import ConfigError
 from headrace.net import is_loopback
 from headrace.redis_url import with_password
 
@@ -30,7 +31,9 @@ def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def secret(name: str) -> str:
-    """The variable `name`, else the contents of the file that the variable `name`_FILE names, else ""."""
+    """The variable `name`, else the contents of the file that the variable `name`_FILE names, else "".
+
+    Raises ConfigError for a file that cannot be read."""
     if value := os.environ.get(name):
         return value
     variable = SECRET_FILES.get(name, f"{name}_FILE")
@@ -39,13 +42,13 @@ def secret(name: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SystemExit(f"{variable}: {file} cannot be read: {error}") from None
+        raise ConfigError([f"{variable}: {file} cannot be read: {error}"]) from None
 
 
 def _required(name: str, what: str) -> str:
     value = secret(name) if name in SECRET_FILES else os.environ.get(name, "")
     if not value:
-        raise SystemExit(f"{name} is not set: {what}")
+        raise ConfigError([f"{name} is not set: {what}"])
     return value
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from dataclasses import asdict
 from pathlib import Path
 
+from headrace import disk
 from headrace.config_load import ConfigError
 from headrace.ledger.marks import Marks
 
@@ -31,7 +33,8 @@ class LedgerRecord:
         self._written_at = float("-inf")
 
     def keep(self, seen: Marks) -> None:
-        """Note what the ledger has shown, at most once a second. Raises OSError."""
+        """Note what the ledger has shown, at most once a second. Raises ConfigError for a damaged file, and
+        disk.DiskFull and OSError, which may pass."""
         if self._path is None or time.monotonic() - self._written_at < _EVERY_S:
             return
         marks = self.marks.with_(seen.lasting)
@@ -50,7 +53,7 @@ def _read(path: Path) -> Marks:
             raise TypeError("a value has another type")
     except FileNotFoundError:
         return Marks()
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(
             [
                 f"{path}: cannot be read ({error}). It says which ledger in Redis is this run's: bring it "
@@ -64,9 +67,12 @@ def _write(path: Path, marks: Marks) -> None:
     """Readers see the old file or the new one; of two writers at once one wins, and the other comes again."""
     kept = asdict(marks)
     del kept["writes"]
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with partial.open("w") as file:
-        json.dump(kept, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with disk.writing(path), partial.open("w") as file:
+            json.dump(kept, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

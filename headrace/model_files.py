@@ -32,13 +32,29 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else settings
 
 
+def weight_files(model_dir: Path) -> list[Path]:
+    """The safetensors files that are the model: one, or those of the index, or whatever there is. Beside them
+    may lie others, of an earlier save. Raises ValueError."""
+    if (one := model_dir / "model.safetensors").exists():
+        return [one]
+    if (index := model_dir / "model.safetensors.index.json").exists():
+        names = _object(index).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ValueError(f"{index}: names no files; download the model again")
+        files = [model_dir / Path(str(name)).name for name in sorted(set(names.values()))]
+        if missing := [file.name for file in files if not file.exists()]:
+            raise ValueError(f"{index}: {missing[0]} is not there; download the model again")
+        return files
+    return sorted(model_dir.glob("*.safetensors"))
+
+
 def tensor_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor in the safetensors files of a directory (headers only).
 
     Raises ValueError when a file cannot be read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(model_dir.glob("*.safetensors")):
+    for file in weight_files(model_dir):
         try:
             with file.open("rb") as handle:
                 size = int.from_bytes(handle.read(8), "little")

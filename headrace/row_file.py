@@ -1,7 +1,8 @@
 """A file of JSON rows, one a line, that grows by whole rows.
 
-A row is with the operating system when the call returns. One that finds no room leaves nothing of itself; one
-that was cut off (the machine went, or an older release wrote it) stays alone on its line, which readers skip.
+A row is with the operating system when the call returns, and on the disk where that is asked for. One that
+finds no room leaves nothing of itself; one that was cut off (the machine went, or an older release wrote it)
+stays alone on its line, which readers skip.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from headrace import disk
 
 
 class RowFile:
-    def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+    def __init__(self, path: Path, durable: bool = False) -> None:
+        """`durable`: a row outlives a power cut once `write` has returned. Raises OSError."""
+        self._durable = durable
         self._path = path
         self._file = path.open("a+b", buffering=0)
         if self._file.tell() and self._ends_in_the_middle():
@@ -48,6 +50,8 @@ class RowFile:
                 with contextlib.suppress(OSError):  # a pipe, say
                     os.ftruncate(self._file.fileno(), before)
                 raise
+            if self._durable:
+                os.fsync(self._file.fileno())
 
     def _lines(self) -> int:
         self._file.seek(0)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace import run_records, trained_log
+from headrace.ledger import keys
 from headrace.ledger.audit import AuditReport, Reading, Record, compare, read_op, reading
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.states import State
@@ -32,6 +33,7 @@ from headrace.run_records import SYNC, RunRecords
 from headrace.runner.layout import RunLayout
 from headrace.trained_log import TrainedPath
 
+LEDGER = "ledger.json"
 NOTHING: tuple[Any, ...] = (0, 0, (), (), (), ())
 """What `read_op` returns of a server that does not know the run."""
 _TRIES = 20
@@ -82,13 +84,38 @@ def compare_run(raw: Any, before: RunRecords, after: RunRecords | None = None) -
     out = RunAudit(compare(raw), after or before, found)
     out.problems += out.ledger.problems + out.records.problems
     if found.meta:
+        _compare_marks(out, before)
         _compare_lineages(out)
         _compare_samples(out, before)
         _compare_versions(out, before)
         _compare_end(out)
     elif ids := {*out.path.ids, *(i for m in out.records.manifests for i in m.trained)}:
         out.problems += [f"{i}: trained, the ledger has no record of it" for i in sorted(ids)]
+    else:
+        out.problems += _lost(0, before.ledger.cursor)
     return out
+
+
+def _compare_marks(out: RunAudit, before: RunRecords) -> None:
+    """What `ledger.json` has seen of the ledger is there still: every service refuses one that is behind."""
+    seen, found = before.ledger, out.reading
+    if seen.ledger and (there := found.meta.get("ledger", "")) and there != seen.ledger:
+        out.problems.append(
+            f"{LEDGER}: the run's ledger is {seen.ledger}, the one there is another's: {there}"
+        )
+        return
+    for name in ("version", "lineage", "term"):
+        if found.number(name) < getattr(seen, name):
+            out.problems.append(
+                f"{LEDGER}: {name} {getattr(seen, name)} was seen, the ledger is at {found.number(name)}: it "
+                "has lost writes"
+            )
+    out.problems += _lost(max(0, found.number("cursor")), seen.cursor)
+
+
+def _lost(first: int, end: int) -> list[str]:
+    ids = map(keys.sample_id, range(first, end))
+    return [f"{i}: issued by {LEDGER}, the ledger has no record of it" for i in ids]
 
 
 def _compare_lineages(out: RunAudit) -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace import trained_log
+from headrace.config_load import ConfigError
+from headrace.ledger.marks import Marks
+from headrace.ledger_record import LedgerRecord
 from headrace.row_file import read_lines
 from headrace.runner.layout import CHECKPOINT_MANIFEST, RunLayout, complete_checkpoints
 from headrace.trained_log import Start, TrainedPath
@@ -42,6 +45,8 @@ class RunRecords:
     """Committed version -> line of `sync.jsonl`."""
     manifests: list[Manifest] = field(default_factory=list)
     """Oldest first."""
+    ledger: Marks = field(default_factory=Marks)
+    """How far the ledger was, by `ledger.json`."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -51,7 +56,8 @@ class RunRecords:
     @property
     def is_empty(self) -> bool:
         """Nothing was ever trained or committed, as far as they say."""
-        return not (self.path.starts or self.path.steps or self.versions or self.manifests)
+        told = self.path.starts or self.path.steps or self.versions or self.manifests
+        return not told and not self.ledger.begun
 
 
 def read(layout: RunLayout) -> RunRecords:
@@ -59,6 +65,10 @@ def read(layout: RunLayout) -> RunRecords:
     manifests, broken = _manifests(layout.checkpoints)
     records = RunRecords(trained_log.follow(read_lines(layout.trained)), manifests=manifests)
     records.problems = records.path.problems + broken
+    try:
+        records.ledger = LedgerRecord(layout.root).marks
+    except (ConfigError, OSError) as error:
+        records.problems.append(str(error))
     _read_sync(layout.sync, records)
     _compare_manifests(records)
     return records

@@ -25,7 +25,7 @@ class TrainedLog:
     """Written by the trainer's first rank."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = RowFile(run_dir / FILE)
+        self._file = RowFile(run_dir / FILE, durable=True)
 
     def began(self, lineage: int, from_step: int, *, version: int, run_id: str) -> None:
         """A trainer goes on from `from_step`; `version` was committed last. The row also says how many are

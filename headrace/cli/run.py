@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import checkpoints, config_load, redis_url
+from headrace import checkpoints, config_load, environment, redis_url
 from headrace.cli import modes, options
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
@@ -98,7 +98,7 @@ def dry_run(
     config_path: Path, overrides: Sequence[str], *, prometheus: int | None = None, as_json: bool = False
 ) -> int:
     """Check everything and show what would run; returns the exit code. Raises ConfigError."""
-    config = assets.absolute(config_load.load(config_path, overrides))
+    config = _with_password(assets.absolute(config_load.load(config_path, overrides)))
     layout = RunLayout(Path(config.runs_dir) / config.name)
     _beside(config, layout, prometheus)
     if layout.in_use():
@@ -117,6 +117,14 @@ def dry_run(
     return 0
 
 
+def _with_password(config: RunConfig) -> RunConfig:
+    """That of HEADRACE_REDIS_PASSWORD, so that none has to stand in a command line. Raises ConfigError."""
+    if config.redis.url is None:
+        return config
+    url = environment.with_redis_password(config.redis.url)
+    return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
+
+
 def _beside(config: RunConfig, layout: RunLayout, port: int | None) -> LocalPrometheus | None:
     """The Prometheus that is asked for; raises ConfigError where there is none to be had."""
     return None if port is None else LocalPrometheus(layout, config.services.host, port)
@@ -126,7 +134,7 @@ def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None =
     """The command; returns the exit code. `prometheus`: port of a server to run beside, 0 for a free one.
 
     Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
-    config = assets.absolute(config_load.load(config_path, overrides))
+    config = _with_password(assets.absolute(config_load.load(config_path, overrides)))
     layout = RunLayout(Path(config.runs_dir) / config.name)
     beside = _beside(config, layout, prometheus)
     lock = layout.lock() if layout.root.exists() else None
@@ -217,8 +225,8 @@ def _check(config: RunConfig) -> None:
 def _already_complete(layout: RunLayout) -> bool:
     """Print the summary of a run that needs nothing more."""
     summary = layout.read_summary()
-    if not summary or summary.get("status") != "completed":
-        return False
+    if not summary or summary.get("status") != "completed" or not summary.get("balanced"):
+        return False  # what was not proven is looked at again
     print("\n".join(summaries.lines(summary, layout)))
     print(f"the run is complete; {_TRAIN_ANEW}")
     return True

@@ -52,7 +52,7 @@ def packed_attention(
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(f"{name} is not told where the sequences of a packed row begin")
     window = sliding_window if sliding_window is not None and sliding_window < max_length_q else None
-    if query.is_cuda and softcap is None:
+    if query.is_cuda and softcap is None and _kernel_takes(query, value):
         out = _by_kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling, window)
     else:
         ends: list[int] = cu_seq_lens_q.tolist()
@@ -62,6 +62,12 @@ def packed_attention(
         ]
         out = torch.cat(parts, dim=2).transpose(1, 2)
     return out, None
+
+
+def _kernel_takes(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Flash attention's limits: half precision, heads of one size, at most 256 and a multiple of 8."""
+    size = query.shape[-1]
+    return query.dtype.itemsize == 2 and size == value.shape[-1] and size <= 256 and size % 8 == 0
 
 
 def _by_kernel(

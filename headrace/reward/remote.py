@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from headrace.config_load import ConfigError
 from headrace.environment import secret
 from headrace.reward.function import RewardError, parse_score
 from headrace.reward.source import Judged, Response
@@ -52,7 +53,7 @@ class Door:
             if self._token_env is not None:
                 try:
                     token = secret(self._token_env).strip()
-                except SystemExit as error:  # its file cannot be read
+                except ConfigError as error:  # its file cannot be read
                     raise RewardError(f"{self._key}.token_env: {error}") from None
                 if not token or not token.isascii() or not token.isprintable():
                     raise RewardError(

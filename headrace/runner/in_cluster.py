@@ -26,7 +26,7 @@ COMPLETED, RUNNING, UNKNOWN = "completed", "running", "unknown"
 
 NO_ADDRESS = (
     "no runner has been here: a run of a cluster, or a copy. Its ledger is read in one of its pods, or "
-    "anywhere with HEADRACE_REDIS_URL and HEADRACE_REDIS_PASSWORD set as they are there"
+    "anywhere with HEADRACE_REDIS_URL as it is there, and HEADRACE_REDIS_PASSWORD from the release's Secret"
 )
 
 
@@ -62,7 +62,10 @@ def ledger_url() -> str | None:
 
     Raises LedgerError for one that cannot be read as a URL.
     """
-    url = environment.redis_url_if_set()
+    try:
+        url = environment.redis_url_if_set()
+    except ConfigError as error:
+        raise LedgerError(str(error)) from None
     if url is not None:
         try:
             redis_url.parse(url)

@@ -20,6 +20,9 @@ from headrace.redis_connect import connect
 
 LEASES = 3
 """For so many leases nobody may have written: services that are started again take a while."""
+SIGNS_S = 3.0
+"""A run that is on has given some by then. One that is known to be over is watched for as long: its directory
+may have been copied."""
 _POLL_S = 0.2
 
 
@@ -40,13 +43,19 @@ def claim(config: RunConfig, directory: Path, mine: Marks, dead: Marks) -> None:
                     f"(nothing of it is in {directory}); choose another name with name=..."
                 ]
             )
-        wait_s = 0.0 if theirs.ledger == dead.ledger else LEASES * config.ledger.lease_s
-        if wait_s:
-            print(
-                f"trainer.resume=never: {shown} holds the ledger of another run called {config.name!r}; "
-                f"looking for {wait_s:g} s whether it is on",
-                flush=True,
+        if not theirs.ledger:
+            raise ConfigError(
+                [
+                    f"redis.url: {shown}: holds the ledger of a run called {config.name!r} of an earlier "
+                    "release, whose services give no signs of life; choose another name with name=..."
+                ]
             )
+        wait_s = SIGNS_S if theirs.ledger == dead.ledger else LEASES * config.ledger.lease_s
+        print(
+            f"trainer.resume=never: {shown} holds the ledger of another run called {config.name!r}; "
+            f"looking for {wait_s:g} s whether it is on",
+            flush=True,
+        )
         if not _delete_dead(ledger, theirs, wait_s):
             raise ConfigError(
                 [

@@ -233,13 +233,16 @@ def external_redis_problems(url: str, timeout_s: float, allow_volatile: bool = F
             info = client.info()
     except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
         if address.password is None:
-            yield f"redis.url: {shown}: the server asks for a password; write redis://:password@host:port/0"
+            yield f"redis.url: {shown}: the server asks for a password; give it in HEADRACE_REDIS_PASSWORD"
         else:
-            yield f"redis.url: {shown}: the server refuses this user or password; correct it in the URL"
+            yield (
+                f"redis.url: {shown}: the server refuses this user or password; correct it in "
+                "HEADRACE_REDIS_PASSWORD or the URL"
+            )
         return
     except redis.ResponseError as error:
         if "NOAUTH" in str(error) or "Authentication required" in str(error):
-            yield f"redis.url: {shown}: the server asks for a password; write redis://:password@host:port/0"
+            yield f"redis.url: {shown}: the server asks for a password; give it in HEADRACE_REDIS_PASSWORD"
         else:
             yield f"redis.url: {shown}: the server answers with an error: {error}"
         return

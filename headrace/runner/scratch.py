@@ -45,7 +45,13 @@ def create() -> Scratch:
     remove_dead()
     while True:
         root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_parents()[0]))
-        descriptor = _locked(root)
+        try:
+            descriptor = _locked(root)
+        except OSError as error:
+            shutil.rmtree(root, ignore_errors=True)
+            raise OSError(
+                f"{root.parent}: a folder there cannot be locked ({error}); set TMPDIR to one on a local disk"
+            ) from None
         if descriptor is not None:
             return Scratch(root, descriptor)  # else another start has taken it for a dead one's
 
@@ -62,10 +68,11 @@ def remove_dead() -> None:
     """Remove the folders of runs whose last process is gone."""
     for parent in _parents():
         for root in _ours(parent):
-            descriptor = _locked(root)
-            if descriptor is not None:
-                shutil.rmtree(root, ignore_errors=True)
-                os.close(descriptor)
+            with contextlib.suppress(OSError):
+                descriptor = _locked(root)
+                if descriptor is not None:
+                    shutil.rmtree(root, ignore_errors=True)
+                    os.close(descriptor)
 
 
 def _parents() -> list[Path]:
@@ -83,16 +90,21 @@ def _ours(parent: Path) -> Iterator[Path]:
 
 
 def _locked(root: Path) -> int | None:
-    """A descriptor that holds the lock of the folder; None when it is somebody's, or gone."""
+    """A descriptor that holds the lock of the folder; None when it is somebody's, or gone. Raises OSError
+    where the file system knows no locks."""
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
+    except FileNotFoundError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_ino == root.stat().st_ino:
-            return descriptor
+        mine = os.fstat(descriptor).st_ino == root.stat().st_ino
+    except (BlockingIOError, FileNotFoundError):
+        mine = False
     except OSError:
-        pass
+        os.close(descriptor)
+        raise
+    if mine:
+        return descriptor
     os.close(descriptor)
     return None

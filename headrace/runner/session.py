@@ -61,6 +61,8 @@ _POLL_S = 0.05
 _TICK_S = 1.0
 _FAIL_GRACE_S = 5.0
 _LOG_LINES = 20
+_LAST_READING_S = 120.0
+"""Of the audit of millions of samples."""
 _STARTING = (State.WAITING, State.STARTING, State.BACKOFF)
 
 
@@ -339,7 +341,7 @@ class Session:
         if valkey is not None and valkey.state is not State.READY:
             return seen, None, ""
         try:
-            with connect(self._ends.redis_url, timeout_s=10.0) as client:
+            with connect(self._ends.redis_url, timeout_s=_LAST_READING_S) as client:
                 ledger = SyncLedger(client, self.config.name, retry_s=1.0, seen=marks)
                 seen = ledger.run(ops.stats())
                 return seen, audit_run(self.layout, ledger, is_on=False), ""

@@ -186,3 +186,20 @@ def test_a_path_that_is_no_checkpoint_of_the_run(tmp_path: Path, name: str) -> N
     with pytest.raises(ValueError, match=r"no complete checkpoint of this run .*step_00000001"):
         chosen(tmp_path, str(tmp_path / name))
     assert len(list(tmp_path.glob("step_*"))) == 2
+
+
+def test_a_resumed_optimizer_follows_the_configuration_of_now(tmp_path: Path, ranks: Ranks) -> None:
+    """As the advice for a run whose updates are not finite has it: a lower rate, from an older checkpoint."""
+    saved = training(0)
+    path = Checkpoints(tmp_path, KEEPS_TWO, {"policy": saved}, ranks).save(Progress(step=3))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.3)
+    now = Learnable(
+        model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (step + 1))
+    )
+    Checkpoints(tmp_path, KEEPS_TWO, {"policy": now}, ranks).load(path)
+    assert now.schedule.last_epoch == saved.schedule.last_epoch == 1
+    assert now.learning_rate == pytest.approx(1e-4 / 2)
+    assert now.optimizer.param_groups[0]["weight_decay"] == 0.3
+    now.schedule.step()
+    assert now.learning_rate == pytest.approx(1e-4 / 3)

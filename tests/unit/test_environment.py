@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace import environment
+from headrace.config_load import ConfigError
 from headrace.environment import NoToken, bearer, redis_url, token, token_matches, token_to_listen
 
 
@@ -86,5 +87,5 @@ def test_a_secret_comes_from_a_file_too(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_TOKEN", raising=False)
     monkeypatch.setenv("HEADRACE_TOKEN_FILE", str(tmp_path / "nowhere"))
-    with pytest.raises(SystemExit, match=r"HEADRACE_TOKEN_FILE: .*nowhere cannot be read: "):
+    with pytest.raises(ConfigError, match=r"HEADRACE_TOKEN_FILE: .*nowhere cannot be read: "):
         environment.token()

@@ -117,3 +117,15 @@ def test_files_that_do_not_fit_are_named(damage: Any, told: str, ranks: Ranks, t
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ValueError, match=told):
         loaded(with_model(config(), str(tmp_path)), tmp_path, ranks)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_files_of_an_earlier_save_are_left_alone(sharded: bool, ranks: Ranks, tmp_path: Path) -> None:
+    tiny_models.save("llama", tmp_path / "old", seed=1)
+    model = tiny_models.build("llama")
+    model.save_pretrained(tmp_path / "new", max_shard_size="50KB" if sharded else "1GB")
+    (tmp_path / "old" / "model.safetensors").rename(tmp_path / "new" / "zz-old.safetensors")
+    found = loaded(with_model(config(), str(tmp_path / "new")), tmp_path / "new", ranks)
+    wanted = whole(tmp_path / "new")
+    for name, parameter in found.named_parameters():
+        assert torch.equal(parameter.full_tensor(), wanted[name]), name  # type: ignore[attr-defined]

@@ -12,8 +12,9 @@ from tests.waiting import until
 
 # Of the plugin's own work nothing is needed here, and vLLM takes seconds to load.
 PARENT = """
-import multiprocessing, sys, time, types
+import multiprocessing, os, sys, time, types
 from pathlib import Path
+from headrace_rollouter.vllm_plugin import OF_ROLLOUTER
 
 def core(up):
     factory = types.ModuleType("vllm.distributed.weight_transfer.factory")
@@ -28,6 +29,7 @@ def core(up):
     time.sleep(600)
 
 if __name__ == "__main__":
+    os.environ[OF_ROLLOUTER] = "1"
     multiprocessing.get_context("spawn").Process(target=core, args=(sys.argv[1],)).start()
 """
 

@@ -4,7 +4,8 @@
 
 -- Forms. A number is a whole number from there on; version -1 is before the first commit.
 local COUNT, POSITIVE, VERSION, WHOLE = 0, 1, -1, -99999999999999
-local FLAG, SEEN, SAMPLE, NAME, TEXT, BYTES, ANY = 'flag', 'seen', 'sample', 'name', 'text', 'bytes', 'any'
+local FLAG, SEEN, SAMPLE, NAME, TEXT, JSON = 'flag', 'seen', 'sample', 'name', 'text', 'json'
+local BYTES, ANY = 'bytes', 'any'
 
 local find = string.find
 
@@ -43,6 +44,9 @@ function wanted(form, value)
     return value ~= '0' and value ~= '1' and '0 or 1' or nil
   elseif form == SEEN then -- the count of a beat as an observer saw it, or nothing
     return value ~= '' and wanted(VERSION, value) or nil
+  elseif form == JSON then -- what a configuration says, with the schemas of its tools and its prompts
+    if #value <= 1048576 and not find(value, '[\128-\255]') then return nil end
+    return 'at most 1048576 bytes of JSON in ASCII'
   elseif form == TEXT then -- what people read; it comes out again as JSON
     if #value > 16384 then return 'at most 16384 bytes of UTF-8' end
     return find(value, '[\128-\255]') and not is_utf8(value) and 'text in UTF-8' or nil

@@ -1,5 +1,5 @@
 accept({ 'max_required', POSITIVE, 'claim_size', POSITIVE, 'max_retries', COUNT, 'max_crashes', COUNT,
-  'total', COUNT, 'fingerprint', TEXT })
+  'total', COUNT, 'fingerprint', JSON })
 check_places()
 local print = ARGV[6]
 local schema = call('HGET', META, 'schema')

@@ -23,6 +23,7 @@ from headrace.trace import Recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.layout import units_from_pb
 from headrace.wire import FinishReason, Segment, Trajectory, extend
+from headrace_rollouter.vllm_plugin import OF_ROLLOUTER
 
 log = logging.getLogger("headrace.rollouter.engine")
 
@@ -73,6 +74,7 @@ class Engine:
         os.environ["OMP_NUM_THREADS"] = str(e.omp_threads)
         # The engine's own group never leaves this machine; else it listens where the host's name leads.
         os.environ[GLOO_INTERFACE] = LOOPBACK_INTERFACE
+        os.environ[OF_ROLLOUTER] = "1"
         # Nor do its Unix sockets, which take pickles: no other user may write to them.
         os.umask(os.umask(0o022) | 0o022)
         if e.tensor_parallel_size == 1:

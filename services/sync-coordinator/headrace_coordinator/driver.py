@@ -30,6 +30,8 @@ log = logging.getLogger("headrace.coordinator")
 
 _MEMBERS_EVERY_S = 1.0
 _REFUSED_WAIT_S = 5.0
+_LONGEST_DIGEST = 256
+"""Characters; a longer one is no digest."""
 
 
 LEFT = "left"
@@ -202,6 +204,12 @@ class Driver:
             self.connections.send_trainer(pb.TrainerCommand(committed=done))
             self.wake()  # joiners can be served now
             return
+        if request.lineage != connection.lineage or request.version != self.version + 1:
+            self._reject(
+                f"version {request.version} of lineage {request.lineage} cannot follow version "
+                f"{self.version} of lineage {connection.lineage}"
+            )
+            return
         if self.pending is None or self.pending.optimizer_step != request.optimizer_step:
             self.pending = request
             self.wake()
@@ -363,7 +371,7 @@ class Driver:
                 self.round,
                 begin.lineage,
                 begin.version,
-                digest,
+                digest[:_LONGEST_DIGEST],
                 list(members),
                 begin.validate,
                 begin.final,

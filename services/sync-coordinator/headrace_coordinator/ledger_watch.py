@@ -1,5 +1,4 @@
-"""Whether Redis still takes our password and has our ledger: a coordinator without a round asks for nothing
-for hours."""
+"""Whether Redis still takes our password and has our ledger, and a sign of life of the run there."""
 
 from __future__ import annotations
 

@@ -57,9 +57,14 @@ def main() -> None:
     from headrace_trainer import heartbeat
     from headrace_trainer.launcher import Launcher
 
-    with _trace_of_others(config), tempfile.TemporaryDirectory(prefix="headrace-trainer-") as state:
-        heart = heartbeat.Launch(args.heartbeat or Path(state) / "heartbeat")
-        sys.exit(Launcher(config, args, Path(state), heart).run())
+    try:
+        with _trace_of_others(config), tempfile.TemporaryDirectory(prefix="headrace-trainer-") as state:
+            heart = heartbeat.Launch(args.heartbeat or Path(state) / "heartbeat")
+            code = Launcher(config, args, Path(state), heart).run()
+    except ConfigError as error:
+        say_why("trainer", error)
+        code = EX_CONFIG
+    sys.exit(code)
 
 
 def _trace_of_others(config: RunConfig) -> AbstractContextManager[None]:

@@ -197,10 +197,22 @@ class Checkpoints:
         if final.exists():  # the same step, trained again after a resume from an older checkpoint
             final.rename(self._directory / f".{final.name}.old.tmp")
         fresh.rename(final)
+        self._set_aside_what_came_late(manifest)
         _sync_directory(self._directory)
         for old in complete_checkpoints(self._directory)[: -self._config.trainer.max_ckpt_to_keep]:
             shutil.rmtree(old)
         log.info("checkpoint saved", extra={"path": str(final), "step": manifest.step})
+
+    def _set_aside_what_came_late(self, manifest: Manifest) -> None:
+        """A trainer that was stopped in the middle of a save may have ended it after its successor began. Its
+        step is of a history that the run has left, and would pass for the newest."""
+        for found in complete_checkpoints(self._directory):
+            try:
+                late = read_manifest(found)
+            except CheckpointError:
+                continue
+            if late.step > manifest.step and late.lineage < manifest.lineage:
+                set_aside(self._directory, [found.name])
 
     def _refuse_to_interfere(self, lineage: int) -> None:
         """A trainer that has not heard of its successor must neither replace its checkpoints nor remove any.
@@ -232,6 +244,7 @@ class Checkpoints:
                 optim_state_dict=state[_key(name, "optimizer")],
             )
             part.schedule.load_state_dict(state[_key(name, "schedule")])
+            part.follow_configuration()
         if self._rng_key in state:
             torch.set_rng_state(state[self._rng_key])
         log.info("checkpoint loaded", extra={"path": str(checkpoint), "step": manifest.step})
@@ -277,6 +290,16 @@ class Checkpoints:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(self._parts["policy"].model, options=options)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+
+
+def set_aside(directory: Path, names: list[str]) -> None:
+    """Rename checkpoints so that nobody takes them for one any more; nothing is deleted."""
+    for name in names:
+        number = 1
+        while (aside := directory / f"aside_{number}_{name}").exists():
+            number += 1
+        (directory / name).rename(aside)
+        log.info("checkpoint set aside", extra={"was": name, "is": aside.name})
 
 
 def trained_rows(directory: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from headrace.algorithms.value_loss import clipped_value_loss
 from headrace.config import RunConfig
 from headrace.models.packed_model import PackedRow, attend_packed
 from headrace.models.token_scores import Question
+from headrace.weights.checkpoint_format import names_in_checkpoint
 from headrace_trainer import heartbeat
 from headrace_trainer.optimize import Learnable, learnable
 from headrace_trainer.policy import recomputes
@@ -79,8 +80,11 @@ class Critic:
         model = value_model(config)
         shard(model, config.model.dtype, ranks, recompute=recomputes(config, model))
         allocate(model, ranks.device, ranks.device)
-        prefix = f"{model.backbone.base_model_prefix}."
-        fill(model.backbone, Path(config.critic.path or config.model.path), ranks.device, prefix=prefix)
+        path = Path(config.critic.path or config.model.path)
+        prefix = f"{model.backbone.base_model_prefix}."  # of a language model's files; a backbone's have none
+        if not any(name.startswith(prefix) for name in names_in_checkpoint(path)):
+            prefix = ""
+        fill(model.backbone, path, ranks.device, prefix=prefix)
         self.part: Learnable = learnable(model, config.critic.optim, config.optimizer_steps)
 
     @property

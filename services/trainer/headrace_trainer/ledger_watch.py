@@ -3,11 +3,10 @@ asks Redis nothing."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 from headrace.ledger import ops
-from headrace.ledger.client import LedgerUnavailable, LedgerWentBack, LoginRefused, SyncLedger
+from headrace.ledger.client import LedgerError, LedgerWentBack, SyncLedger
 from headrace.ledger.marks import Marks
 from headrace.redis_connect import connect
 
@@ -38,10 +37,10 @@ class LedgerWatch:
     def _run(self) -> None:
         while not self._over.wait(PERIOD_S):
             try:
-                # Outages and passwords are the matter of whoever needs Redis.
-                with contextlib.suppress(LedgerUnavailable, LoginRefused):
-                    self._ledger.run(ops.alive())
+                self._ledger.run(ops.alive())
             except LedgerWentBack as error:
                 self._failure = error
                 break
+            except LedgerError:
+                pass  # an outage, a refused password: the matter of whoever needs Redis
         self._ledger.close()

@@ -34,7 +34,7 @@ from headrace.weights.checkpoint_format import check_names
 from headrace.weights.layout import units_to_pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer import heartbeat
-from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped, refused
+from headrace_trainer.batch import Batch, Batches, ClaimFailed, Stopped, Superseded, refused
 from headrace_trainer.checkpoint import Checkpoints, trained_rows
 from headrace_trainer.launcher import STARTED
 from headrace_trainer.learner import Learned, Learner
@@ -119,7 +119,7 @@ class Trainer:
             self.trained_log.began(
                 self.progress.lineage, self.progress.step, version=version, run_id=self.progress.run_id
             )
-            self.record.keep(self.ledger.seen)
+            self._note_ledger()
             self._watch = LedgerWatch(environment.redis_url(), self.config.name, self.ledger.seen)
             self.report.began(self.progress.step)
         self.batches = Batches(
@@ -407,7 +407,13 @@ class Trainer:
         """Rank 0, wherever it may not have asked it for long. Raises LedgerWentBack."""
         if self._watch is not None:
             self._watch.check()
-        self.record.keep(self.ledger.seen)
+        self._note_ledger()
+
+    def _note_ledger(self) -> None:
+        try:
+            self.record.keep(self.ledger.seen)
+        except OSError as error:  # the queue service notes it, too
+            log.warning("not noted how far the ledger is", extra={"error": str(error)})
 
     def _is_time_to_save(self) -> bool:
         t = self.config.trainer
@@ -443,6 +449,7 @@ class Trainer:
             if answer is not None:
                 self.report.committed(answer, self.snapshot.nbytes)
                 self.progress.version = answer.version
+        self._give_way()
         if self._began:
             self.save(wait=True)
         self._say_ended()
@@ -454,6 +461,7 @@ class Trainer:
         Raises Stopped.
         """
         self._last_sync()
+        self._give_way()
         freq = self.config.rollout.test_freq
         if self.updates_in_window or (freq and self._validated != self.window):
             # The end was not seen coming (the last samples died), or this start had nothing left to train.
@@ -474,6 +482,15 @@ class Trainer:
         self.ranks.share(None)
         self.close()
         log.info("completed", extra={"step": self.progress.step, "version": self.progress.version})
+
+    def _give_way(self) -> None:
+        """All ranks. A trainer that another has followed leaves the files to that one. Raises Superseded."""
+        followed = False
+        if self.ranks.is_first:
+            with self.ledger.unless_stopping():
+                followed = self.ledger.run(ops.stats()).lineage != self.progress.lineage
+        if self.ranks.share(followed):
+            raise Superseded(f"another trainer has followed lineage {self.progress.lineage}")
 
     def _last_sync(self) -> None:
         if not self.finish_sync():

@@ -27,6 +27,19 @@ class Learnable:
     def learning_rate(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
+    def follow_configuration(self) -> None:
+        """After a checkpoint was loaded: rates and decays are those of now, the steps done are the
+        checkpoint's."""
+        assert isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR)
+        now = {
+            k: v for k, v in self.optimizer.defaults.items() if k in ("lr", "betas", "eps", "weight_decay")
+        }
+        factors = [f(self.schedule.last_epoch) for f in self.schedule.lr_lambdas]
+        for group, factor in zip(self.optimizer.param_groups, factors, strict=True):
+            group.update(now, initial_lr=now["lr"], lr=now["lr"] * factor)
+        self.schedule.base_lrs = [now["lr"]] * len(factors)
+        self.schedule._last_lr = [now["lr"] * factor for factor in factors]
+
     def apply_gradients(self, largest_norm: float) -> float:
         """Clip, step, and forget the gradients unless the step was taken. All ranks together.
 

@@ -24,7 +24,7 @@ from headrace import run_identity
 from headrace.config import RunConfig
 from headrace.ledger.keep import Keep, keep_under
 from headrace.runner.layout import RESUMED_FROM, checkpoint_at, complete_checkpoints
-from headrace_trainer.checkpoint import trained_rows
+from headrace_trainer.checkpoint import set_aside, trained_rows
 from headrace_trainer.progress import Progress
 
 log = logging.getLogger("headrace.trainer.resume")
@@ -68,13 +68,3 @@ def _obey(directory: Path, wanted: Path) -> None:
     (directory / GOING_BACK).touch()
     set_aside(directory, [d.name for d in complete_checkpoints(directory) if d.name > found.name])
     marker.write_text(str(wanted))
-
-
-def set_aside(directory: Path, names: list[str]) -> None:
-    """Rename checkpoints so that nobody takes them for one any more; nothing is deleted."""
-    for name in names:
-        number = 1
-        while (aside := directory / f"aside_{number}_{name}").exists():
-            number += 1
-        (directory / name).rename(aside)
-        log.info("checkpoint set aside", extra={"was": name, "is": aside.name})

@@ -22,7 +22,7 @@ class RunLog:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._metrics = RowFile(directory / "metrics.jsonl")
-        self._sync = RowFile(directory / "sync.jsonl")
+        self._sync = RowFile(directory / "sync.jsonl", durable=True)
         self._open_round: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._canaries: dict[int, float] = {}  # version -> largest difference that members reported

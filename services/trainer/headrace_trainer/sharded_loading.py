@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from headrace.model_files import weight_files
 from headrace.weights.checkpoint_format import checkpoint_tensors
 from headrace_trainer import heartbeat
 
@@ -94,7 +95,7 @@ class _Files:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._where: dict[str, Any] = {}
-        for file in sorted(directory.glob("*.safetensors")):
+        for file in weight_files(directory):
             opened = safe_open(file, framework="pt")
             self._where.update(dict.fromkeys(opened.keys(), opened))
 
