@@ -14,6 +14,7 @@ from typing import Any
 import redis
 import yaml
 
+from headrace.checkpoints import read_manifest
 from headrace.ledger import keys, ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.ledger.keep import UNBOUNDED, Keep
@@ -22,10 +23,11 @@ from headrace.ledger.replies import ClaimStatus
 from headrace.runner.layout import RunLayout, complete_checkpoints
 from headrace.trained_log import TrainedLog
 from headrace.v1 import sync_pb2 as pb
-from headrace_trainer.checkpoint import Checkpoints, Progress, read_manifest
+from headrace_trainer.checkpoint import Checkpoints
+from headrace_trainer.progress import Progress, progress_of
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog
-from tests.unit.learners import training
+from tests.unit.learners import config, training
 from tests.unit.test_config import GOOD
 
 NAME = "audited"
@@ -74,7 +76,9 @@ class SmallRun:
         self.layout.config.write_text(yaml.safe_dump({**GOOD, "name": NAME}))
         self.ledger = WatchedLedger(client, NAME)
         self.ledger.told = self.moment
-        self.checkpoints = Checkpoints(self.layout.checkpoints, 2, {"policy": training(0)}, ranks)
+        self.checkpoints = Checkpoints(
+            self.layout.checkpoints, config(trainer={"max_ckpt_to_keep": 2}), {"policy": training(0)}, ranks
+        )
         self.rng = rng
         self.watch: Callable[[str], None] = lambda _: None
         """Called at every moment."""
@@ -128,7 +132,7 @@ class SmallRun:
         after so many updates. Raises Killed where it was to be."""
         self.ledger.run(ops.expire("a", "gone"))
         there = complete_checkpoints(self.layout.checkpoints)
-        p = read_manifest(there[-1]) if there else Progress()
+        p = progress_of(read_manifest(there[-1])) if there else Progress(run_id="r")
         reply = self.ledger.run(ops.open_lineage(self.ledger.run(ops.stats()).lineage))
         keep = Keep(-1, 0, UNBOUNDED, UNBOUNDED, STEPS * BATCH, 1000, "same")
         adopt(self.ledger, reply.lineage, p.trained, keep if self.rng.random() < 0.7 else None)
