@@ -53,10 +53,12 @@ from headrace import environment
 from headrace.config_load import load
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
+from headrace.ledger_record import LedgerRecord
 from headrace.redis_connect import connect
 from pathlib import Path
 run = load(Path(flag("--config"))).name
-ledger = SyncLedger(connect(environment.redis_url(), 5.0), run)
+seen = LedgerRecord(environment.run_dir_if_set()).marks
+ledger = SyncLedger(connect(environment.redis_url(), 5.0), run, seen=seen)
 if ledger.run(ops.configure(8, 8, 1, 1, 4, "fingerprint")).created:
     ledger.run(ops.issue(0, [b"p"] * 4, True))
     term = ledger.run(ops.open_term()).term
