@@ -54,6 +54,7 @@ def test_a_ledger_that_is_flushed_under_a_run_is_not_begun_again(tmp_path: Path)
             # As containers are started again. In a cluster the queue service may have no directory, and
             # begins anew: that the trainer refuses.
             run.start("queue", PASSWORD, front=["env", "--unset=HEADRACE_RUN_DIR"])
+            until(lambda: ledger.redis.exists(keys.meta("run")), "a ledger that was begun anew")
             run.start("trainer", PASSWORD)
             assert_ended_for_good(run, ["trainer"], f"its id was {was} and is ")
             assert ledger_of(run).run(ops.stats()).lineage == 0

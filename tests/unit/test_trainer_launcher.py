@@ -107,6 +107,7 @@ def test_gloo_listens_where_the_ranks_meet(
     """And not where the host's name leads."""
     monkeypatch.setattr(launcher, "interface_of", lambda a: {"127.0.0.1": "lo", "10.1.2.3": "eth0"}[a])
     monkeypatch.setattr(launcher, "_command", lambda *_: ["sh", "-c", f"env > {tmp_path}/env"])
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)  # engines in this process have set it
     if users:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", users)
     with launcher._store_socket("127.0.0.1") as store:

@@ -97,9 +97,10 @@ async def serve(args: argparse.Namespace) -> int:
     await asyncio.wait({work, watch, stopped}, return_when=asyncio.FIRST_COMPLETED)
     servicer.close()
     await server.stop(grace=1.0)
-    for task in (work, watch):
-        if task.done():
-            task.result()  # neither ever returns: it failed, and the process starts anew
+    # Neither ever returns: what is done has failed, and the process starts anew. Both may have, of one cause.
+    failures = [failure for task in (work, watch) if task.done() and (failure := task.exception())]
+    if failures:
+        raise failures[0]
     for task in (work, watch, *others):
         task.cancel()
     return 0
