@@ -147,7 +147,7 @@ def check_reads_packed_rows(model: torch.nn.Module) -> None:
         row.states(model.base_model)  # type: ignore[arg-type]
     except _Told:
         return
-    except Exception as error:
+    except Exception as error:  # whatever the model's own code makes of such a call
         raise ValueError(
             f"{type(model).__name__} cannot read packed rows: {error!r}; train another model"
         ) from error

@@ -10,11 +10,12 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from headrace.models.packed_attention import packed_attention
+from headrace.models.packed_attention import _kernel_takes, packed_attention
 from headrace.models.packed_model import PackedRow, check_reads_packed_rows, install, pack
 from headrace.models.token_scores import Question
 from headrace_trainer.sharding import decoder_layers, recompute_in_backward
 from tests.integration.tiny_models import _SMALL
+from tests.unit.largest_tensor import LargestTensor
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
@@ -147,23 +148,29 @@ def test_what_can_be_packed_is_known_before_anything_is_loaded(family: str) -> N
 
 def test_no_tensor_grows_with_the_square_of_a_row() -> None:
     """128 sequences of 16 tokens: the largest tensor of the attention is that of its inputs."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        found = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            for t in out if isinstance(out, tuple | list) else (out,):
-                if isinstance(t, torch.Tensor):
-                    self.found = max(self.found, t.numel())
-            return out
-
     count, length, heads, size = 128, 16, 4, 8
     q, k, v = (torch.randn(1, heads, count * length, size) for _ in range(3))
     ends = torch.arange(0, count * length + 1, length, dtype=torch.int32)
-    with Largest() as mode:
+    with LargestTensor() as mode:
         packed_attention(
             torch.nn.Identity(), q, k, v, None, cu_seq_lens_q=ends, max_length_q=length, sliding_window=4
         )
-    assert mode.found == q.numel()
+    assert mode.numel == q.numel()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "of_values", "taken"),
+    [
+        (torch.bfloat16, 128, 128, True),
+        (torch.float16, 64, 64, True),
+        (torch.float32, 128, 128, False),
+        (torch.bfloat16, 192, 128, False),  # multi-head latent attention
+        (torch.bfloat16, 320, 320, False),
+        (torch.bfloat16, 36, 36, False),
+    ],
+)
+def test_what_the_kernel_does_not_take_goes_sequence_by_sequence(
+    dtype: torch.dtype, size: int, of_values: int, taken: bool
+) -> None:
+    query, value = torch.empty(1, 2, 3, size, dtype=dtype), torch.empty(1, 2, 3, of_values, dtype=dtype)
+    assert _kernel_takes(query, value) is taken

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from headrace.algorithms.log_probs import sum_pi_squared, token_log_probs
 from headrace.models.packed_model import logit_transform
 from headrace.models.token_scores import Question, score_tokens
+from tests.unit.largest_tensor import LargestTensor
 
 N, D, V = 23, 8, 50
 
@@ -117,28 +118,16 @@ def test_what_the_loss_leaves_out_teaches_nothing_whatever_its_logits() -> None:
 
 def test_memory_does_not_grow_with_the_batch() -> None:
     """At a vocabulary of 152,064: the largest tensor that forward or backward makes holds one chunk."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        found = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            for t in out if isinstance(out, tuple | list) else (out,):
-                if isinstance(t, torch.Tensor):
-                    self.found = max(self.found, t.numel())
-            return out
-
     words, chunk = 152_064, 16 * 152_064
     largest = []
     for count in (32, 96):
         hidden = torch.randn(count, D, requires_grad=True)
         weight = torch.randn(words, D, requires_grad=True)
         question = Question(torch.arange(count), torch.arange(count), torch.ones(count))
-        with Largest() as mode:
+        with LargestTensor() as mode:
             scores = score_tokens(hidden, weight, None, logit_transform(Settings()), question, chunk)
             scores.log_probs.sum().backward()
-        largest.append(mode.found)
+        largest.append(mode.numel)
     print(f"largest tensor: {largest}, a chunk {chunk}, all logits {32 * words} and {96 * words}")
     assert largest[0] == largest[1] <= chunk
 
