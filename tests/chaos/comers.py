@@ -21,6 +21,7 @@ from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.model_files import eos_token_ids
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import build_scorer
+from headrace.sample_checks import SampleReader
 from headrace.trace import recorder
 from headrace_rollouter.__main__ import _decoder
 from headrace_rollouter.beats import Beats
@@ -55,8 +56,9 @@ async def come_and_go(config: RunConfig, number: int, stop_ids: list[int]) -> No
         scorer,
         _decoder(config, stop_ids),
         owner,
+        SampleReader(config, scripted_rollouter.VOCABULARY),
         recorder(config, "rollouter-comer"),
-        environment_turns(config, stop_ids),
+        environment_turns(config, stop_ids, scripted_rollouter.VOCABULARY),
     )
     member = Member(config, engine, worker, owner, environment.coordinator(), environment.token())
     beats.start()
