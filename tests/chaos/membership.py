@@ -17,7 +17,7 @@ WARM = 3
 COMERS = 25
 """Each comes and goes: two changes."""
 COMER_LIMIT_S = 60.0
-THREADS, DESCRIPTORS, KEYS = 6, 8, 3
+THREADS, DESCRIPTORS, TO_REDIS, KEYS = 6, 8, 40, 3
 """What a process, and the ledger, may have more of: pools grow by one or two under load."""
 OF_THEIR_OWN = ("s:", "reply:")
 """Keys of samples, and of answers that end by themselves after a quarter of an hour."""
@@ -28,8 +28,17 @@ MEMORY_SHARE, MEMORY_BYTES = 1.2, 64 << 20
 class Size:
     threads: int
     descriptors: int
+    """Without those of Redis' connections."""
+    to_redis: int
+    """Connections: a pool keeps as many as were in use at once, so they grow in a busy moment."""
     memory: int
     """Bytes of resident memory."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.threads} threads, {self.descriptors} descriptors, {self.to_redis} connections to Redis, "
+            f"{self.memory >> 20} MiB"
+        )
 
 
 @dataclass
@@ -53,7 +62,11 @@ def measure(world: World) -> Measured:
     for name, pid in named.items():
         try:
             process = psutil.Process(pid)
-            size = Size(process.num_threads(), process.num_fds(), process.memory_info().rss)
+            to_redis = sum(
+                c.raddr and c.raddr.port == world.proxy.port for c in process.net_connections("tcp")
+            )
+            descriptors = process.num_fds() - to_redis
+            size = Size(process.num_threads(), descriptors, to_redis, process.memory_info().rss)
         except psutil.Error:
             continue
         found.processes[name, pid] = size
@@ -75,6 +88,8 @@ def growth(before: Measured, after: Measured) -> list[str]:
             out.append(f"{name}: {was.threads} -> {now.threads} threads")
         if now.descriptors > was.descriptors + DESCRIPTORS:
             out.append(f"{name}: {was.descriptors} -> {now.descriptors} descriptors")
+        if now.to_redis > was.to_redis + TO_REDIS:
+            out.append(f"{name}: {was.to_redis} -> {now.to_redis} connections to Redis")
         if now.memory > was.memory * MEMORY_SHARE + MEMORY_BYTES:
             out.append(f"{name}: {was.memory >> 20} -> {now.memory >> 20} MiB")
     if after.keys > before.keys + KEYS:
@@ -91,8 +106,7 @@ def fifty_changes(world: World, rng: random.Random) -> str:
     took = _come_and_go(world, COMERS)
     after = measure(world)
     lines = [
-        f"{name}: threads {was.threads} -> {now.threads}, "
-        f"descriptors {was.descriptors} -> {now.descriptors}, MiB {was.memory >> 20} -> {now.memory >> 20}"
+        f"{name}: {was} -> {now}"
         for (name, pid), was in before.processes.items()
         if (now := after.processes.get((name, pid))) is not None
     ]

@@ -22,9 +22,14 @@ MIB = 1 << 20
 
 
 def measured(
-    threads: int = 30, descriptors: int = 60, mib: int = 500, keys: int = 12, told: int = 2
+    threads: int = 30,
+    descriptors: int = 60,
+    to_redis: int = 20,
+    mib: int = 500,
+    keys: int = 12,
+    told: int = 2,
 ) -> Measured:
-    size = Size(threads, descriptors, mib * MIB)
+    size = Size(threads, descriptors, to_redis, mib * MIB)
     return Measured({("coordinator", 1): size, ("engine core", 2): size}, keys, told)
 
 
@@ -35,6 +40,7 @@ def measured(
         (measured(threads=34, descriptors=66, mib=560, keys=14), ""),
         (measured(threads=55), "30 -> 55 threads"),
         (measured(descriptors=110), "60 -> 110 descriptors"),
+        (measured(to_redis=95), "20 -> 95 connections to Redis"),
         (measured(mib=700), "500 -> 700 MiB"),
         (measured(keys=37), "12 -> 37 keys in Redis"),
         (measured(told=27), "telemetry of 2 -> 27 rollouters"),
