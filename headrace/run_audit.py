@@ -99,11 +99,13 @@ def compare_run(raw: Any, before: RunRecords, after: RunRecords | None = None) -
 def _compare_marks(out: RunAudit, before: RunRecords) -> None:
     """What `ledger.json` has seen of the ledger is there still: every service refuses one that is behind."""
     seen, found = before.ledger, out.reading
-    if seen.ledger and (there := found.meta.get("ledger", "")) and there != seen.ledger:
+    if seen.ledger and (there := found.meta.get("ledger") or "one without an id") != seen.ledger:
         out.problems.append(
             f"{LEDGER}: the run's ledger is {seen.ledger}, the one there is another's: {there}"
         )
         return
+    if seen.ledger and not found.meta.get("writes"):
+        out.problems.append(f"{LEDGER}: the ledger {seen.ledger} has lost its number of writes")
     for name in ("version", "lineage", "term"):
         if found.number(name) < getattr(seen, name):
             out.problems.append(

@@ -197,6 +197,8 @@ async def test_the_number_of_rollouters_is_advised(make: Make, kube: KubeApi) ->
         for member in members:
             await member.expect("pause", "load", "resume")
         await until(lambda version=version: trainer.served == version, "the commit")
+        # Before the next figures are there: advice is read from what is there after a commit.
+        await until(lambda: c.ledger.redis.exists(key), "the first advice")
 
     found = await until(
         lambda: (told := recommendation.decode(c.ledger.redis.get(key))) and told["rollouters"] != 2 and told,

@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from headrace.ledger import SyncLedger, ops
+from headrace.redis_connect import connect
 from headrace.runner.layout import CHECKPOINT_MANIFEST, complete_checkpoints
 from tests.integration.run_process import (
     SAMPLES_PER_UPDATE,
@@ -91,6 +93,9 @@ def hurt(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Run:
     steps = [r["step"] for r in run.rows()]
     assert steps == list(range(1, len(steps) + 1)), "a step was lost or counted twice by an orderly stop"
     assert versions(run)[len(before)] == before[-1] + 1, "the first act after a resume is a full sync"
+    with connect(run.endpoints["redis_url"], timeout_s=5.0) as client:
+        ledger = SyncLedger(client, "hurt")
+        wait_for("samples at work", lambda: ledger.run(ops.stats()).counts["in_flight"] > 0, process, LIMIT_S)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
     until(lambda: not processes_of(run.directory), "the processes of a killed runner to end", 30.0)

@@ -18,8 +18,10 @@ from headrace.checkpoints import read_manifest
 from headrace.ledger import keys, ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.ledger.keep import UNBOUNDED, Keep
+from headrace.ledger.marks import Marks
 from headrace.ledger.ops import Op
 from headrace.ledger.replies import ClaimStatus
+from headrace.ledger_record import LedgerRecord
 from headrace.runner.layout import RunLayout, complete_checkpoints
 from headrace.trained_log import TrainedLog
 from headrace.v1 import sync_pb2 as pb
@@ -31,6 +33,7 @@ from tests.unit.learners import config, training
 from tests.unit.test_config import GOOD
 
 NAME = "audited"
+LEDGER_ID = "of-the-audited-run"
 SAMPLES = 26
 BATCH = 2
 STEPS = 2
@@ -74,8 +77,9 @@ class SmallRun:
         root.mkdir()
         self.layout.checkpoints.mkdir()
         self.layout.config.write_text(yaml.safe_dump({**GOOD, "name": NAME}))
-        self.ledger = WatchedLedger(client, NAME)
+        self.ledger = WatchedLedger(client, NAME, seen=Marks(ledger=LEDGER_ID))
         self.ledger.told = self.moment
+        LedgerRecord(self.layout.root).keep(Marks(ledger=LEDGER_ID))
         self.checkpoints = Checkpoints(
             self.layout.checkpoints, config(trainer={"max_ckpt_to_keep": 2}), {"policy": training(0)}, ranks
         )
