@@ -62,9 +62,8 @@ def measure(world: World) -> Measured:
     for name, pid in named.items():
         try:
             process = psutil.Process(pid)
-            to_redis = sum(
-                c.raddr and c.raddr.port == world.proxy.port for c in process.net_connections("tcp")
-            )
+            peers = [c.raddr.port for c in process.net_connections("tcp") if c.raddr]
+            to_redis = peers.count(world.proxy.port)
             descriptors = process.num_fds() - to_redis
             size = Size(process.num_threads(), descriptors, to_redis, process.memory_info().rss)
         except psutil.Error:
