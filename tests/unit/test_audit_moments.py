@@ -59,7 +59,7 @@ def test_a_run_that_goes_on_meanwhile(quick_valkey: redis.Redis, ranks: Ranks, t
             for _ in range(4):
                 run.train("stop", 2)
             run.train("finish", 0)
-        except Exception as error:
+        except Exception as error:  # shown by the test's own thread
             failed.append(error)
 
     thread, looked = threading.Thread(target=go), 0
