@@ -258,3 +258,10 @@ def test_a_server_of_others_without_room_is_waited_for_and_named(tmp_path: Path,
             LedgerUnavailable, match=r"refused open_term for 0\.5 s: MISCONF .* free some space"
         ):
             ledger.run(ops.open_term())
+
+
+def test_another_ranks_words_are_read_and_other_errors_are_none() -> None:
+    error = OSError("/run/shard_00001.safetensors: I/O error: No space left on device (os error 28)")
+    assert "were to be written" in str(disk.full(error, Path("/"), 10**9))
+    assert disk.full(RuntimeError("else"), Path("/")) is None
+    assert disk.size(1_500_000_000) == "1.5 GB"
