@@ -1,7 +1,7 @@
 """The ledger: where every sample of a run is, in one Redis or Valkey server.
 
 `states` has the table of transitions; `ops` builds operations, `client` runs them; `lua/` holds one
-script per transition; `model` is the reference model; `audit` and `observer` watch over it.
+script per transition; `in_memory` is the same ledger in plain Python; `audit` and `observer` watch over it.
 """
 
 from headrace.ledger import ops

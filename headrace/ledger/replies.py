@@ -1,13 +1,15 @@
 """Answers of the ledger's operations.
 
 Fields that only the server can know (times, stream entry ids) take no part in equality, so an answer can
-be compared with the reference model's.
+be compared with the in-memory ledger's.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+
+from headrace.ledger.states import State
 
 
 class Verdict(enum.StrEnum):
@@ -248,6 +250,45 @@ class Stats:
     in_flight_by_owner: dict[str, int]
     oldest_queued_age_s: float = field(compare=False)
     val: ValStatus
+
+    @classmethod
+    def empty(cls) -> Stats:
+        """Of a ledger in which nothing has happened."""
+        none: dict[str, int] = {}
+        return cls(
+            counts={state.value: 0 for state in State},
+            issued_total=0,
+            version=-1,
+            digest="",
+            lineage=0,
+            term=0,
+            round=0,
+            phase="idle",
+            held=True,
+            window=0,
+            trained_since_sync=0,
+            max_required=0,
+            claim_size=0,
+            end_of_data=False,
+            final=False,
+            completed=False,
+            cursor=0,
+            total=0,
+            fenced=0,
+            fenced_by=none,
+            requeued=none,
+            kept=none,
+            finished=0,
+            restarted=0,
+            died=none,
+            left=none,
+            dead_reasons=none,
+            dropped_reasons=none,
+            members=none,
+            in_flight_by_owner=none,
+            oldest_queued_age_s=0.0,
+            val=ValStatus(-1, 0, 0, False),
+        )
 
     @property
     def outstanding(self) -> int:

@@ -1,6 +1,6 @@
 """The life of a sample: eight states and the one table of transitions between them.
 
-Guarantees that the ledger keeps (the table is what the Lua scripts, the reference model, the audit and
+Guarantees that the ledger keeps (the table is what the Lua scripts, the in-memory ledger, the audit and
 `docs/ledger.md` are checked against):
 
 * a sample is in exactly one state, and in exactly the place of that state, at every instant;

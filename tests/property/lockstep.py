@@ -1,4 +1,4 @@
-"""The real server and the reference model in lock-step: every call goes to both, and both must agree."""
+"""The real server and the in-memory ledger in lock-step: every call goes to both, and both must agree."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import redis
 
 from headrace.ledger import SyncLedger, keys, ops, scripts
 from headrace.ledger.audit import compare, states
+from headrace.ledger.in_memory import InMemoryLedger
 from headrace.ledger.keep import UNBOUNDED, Keep
-from headrace.ledger.model import Model
 from headrace.ledger.states import ALLOWED, State
 
 KEEP_ALL = Keep(parent=-1, windows=0, gap=UNBOUNDED, crosses=UNBOUNDED, window=1, limit=10**6, scoring="same")
@@ -23,7 +23,7 @@ class LockStep:
 
     def __init__(self, client: redis.Redis, run: str) -> None:
         self.ledger = SyncLedger(client, run, retry_s=5.0)
-        self.model = Model()
+        self.model = InMemoryLedger()
         self.meta = keys.meta(run)
         for script in ("stats", "audit"):
             client.script_load(scripts.source(script))

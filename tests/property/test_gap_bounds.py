@@ -14,7 +14,7 @@ from lockstep import LockStep
 from test_ledger_liveness import ModelOnly
 
 from headrace.ledger import ops
-from headrace.ledger.model import Model
+from headrace.ledger.in_memory import InMemoryLedger
 from headrace.staleness import StalenessRule, gap_bound
 
 OWNERS = ["a", "b", "c"]
@@ -181,7 +181,7 @@ rules = st.builds(
 @given(rules, st.integers(0, 2**32))
 @settings(max_examples=150, deadline=None)
 def test_no_schedule_exceeds_the_bound(rule: StalenessRule, seed: int) -> None:
-    Schedule(ModelOnly(Model()), rule, seed).run(200)
+    Schedule(ModelOnly(InMemoryLedger()), rule, seed).run(200)
 
 
 @pytest.mark.parametrize("rule", [StalenessRule(2, 1, 2, 0.5, True, 2), StalenessRule(1, 1, 3, 0.0, False)])
@@ -203,7 +203,7 @@ tunings = st.lists(
 def test_no_schedule_exceeds_the_bound_while_the_rule_changes(
     rule: StalenessRule, wanted: list[tuple[int, float]], seed: int
 ) -> None:
-    schedule = Schedule(ModelOnly(Model()), rule, seed)
+    schedule = Schedule(ModelOnly(InMemoryLedger()), rule, seed)
     schedule.run(250, wanted)
     schedule.drain()
 
@@ -219,7 +219,7 @@ def test_the_bound_of_a_change_is_reached() -> None:
     """From long windows to short ones: what was allowed to wait for one window waits for several."""
     rule, wanted = StalenessRule(4, 1, 1, 1.0, False), [(1, 0.1)]
     bound = gap_bound([(0, rule), (1, replace(rule, sync_steps=1, threshold=0.1))], 0)
-    found = max(Schedule(ModelOnly(Model()), rule, seed).run(250, wanted) for seed in range(200))
+    found = max(Schedule(ModelOnly(InMemoryLedger()), rule, seed).run(250, wanted) for seed in range(200))
     assert rule.largest_gap == 1 < found == bound == 4
 
 
@@ -243,14 +243,14 @@ REACHED = [
 
 @pytest.mark.parametrize("rule", REACHED, ids=str)
 def test_the_bound_is_reached(rule: StalenessRule) -> None:
-    found = max(Schedule(ModelOnly(Model()), rule, seed).run(250) for seed in range(60))
+    found = max(Schedule(ModelOnly(InMemoryLedger()), rule, seed).run(250) for seed in range(60))
     assert found == rule.largest_gap
 
 
 def test_without_a_limit_a_straggler_crosses_any_number_of_syncs() -> None:
     rule = StalenessRule(1, 1, 2, 1.0, True)
     assert rule.largest_gap is None
-    s = Schedule(ModelOnly(Model()), rule, seed=0)
+    s = Schedule(ModelOnly(InMemoryLedger()), rule, seed=0)
     while not s.running:
         s.take()
     straggler = min(s.running)
@@ -272,7 +272,7 @@ def test_without_a_limit_a_straggler_crosses_any_number_of_syncs() -> None:
 
 def test_parked_work_past_the_limit_starts_again() -> None:
     rule = StalenessRule(1, 1, 2, 1.0, True, 1)
-    schedules = [Schedule(ModelOnly(Model()), rule, seed) for seed in range(60)]
+    schedules = [Schedule(ModelOnly(InMemoryLedger()), rule, seed) for seed in range(60)]
     for schedule in schedules:
         schedule.run(250)
     assert sum(s.restarted for s in schedules) > 0

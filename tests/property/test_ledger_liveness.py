@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from lockstep import LockStep
 
-from headrace.ledger.model import Model
-from headrace.ledger.model_samples import SUSPECT
+from headrace.ledger.in_memory import InMemoryLedger
+from headrace.ledger.in_memory_samples import SUSPECT
 from headrace.ledger.states import State
 from headrace.staleness import StalenessRule
 
 Make = Callable[[], LockStep]
 
 
-class WeakGate(Model):
+class WeakGate(InMemoryLedger):
     """A counter beside the ledger: it counts starts and is set back at each commit. It leaks."""
 
     started = 0
@@ -37,7 +37,7 @@ class WeakGate(Model):
 class ModelOnly:
     """The face of LockStep over a model alone."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: InMemoryLedger) -> None:
         self.model = model
         self.requests = 0
 

@@ -1,4 +1,4 @@
-"""Random schedules against the real server and the reference model in lock-step.
+"""Random schedules against the real server and the in-memory ledger in lock-step.
 
 Several owners, rounds with hold and commit, deaths by expiry, failed and dead samples, drops, parked work,
 lineages re-opened with a manifest, and any earlier request once more at any later time: a lost reply when
@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 )
 from lockstep import LockStep
 
+from headrace.ledger.in_memory_samples import Record
 from headrace.ledger.keep import UNBOUNDED, Keep
-from headrace.ledger.model_samples import Record
 from headrace.ledger.states import State
 
 OWNERS = ["a", "b", "c"]

@@ -20,8 +20,8 @@ from test_gap_bounds import Schedule, rules, tunings
 from test_ledger_liveness import ModelOnly
 
 from headrace.ledger import ops
+from headrace.ledger.in_memory import InMemoryLedger
 from headrace.ledger.keep import Keep, keep_under
-from headrace.ledger.model import Model
 from headrace.ledger.states import State
 from headrace.staleness import StalenessRule, gap_bound
 
@@ -146,7 +146,7 @@ class Restarts(Schedule):
 @given(rules, st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
 def test_what_is_kept_stays_within_the_bound(rule: StalenessRule, seed: int) -> None:
-    schedule = Restarts(ModelOnly(Model()), rule, seed)
+    schedule = Restarts(ModelOnly(InMemoryLedger()), rule, seed)
     schedule.run(250)
     schedule.drain()
     if rule.largest_gap == 0:
@@ -176,7 +176,7 @@ def test_the_server_keeps_what_the_model_keeps(lockstep: Callable[[], LockStep],
 def test_a_change_that_meets_a_start(rule: StalenessRule, wanted: list[tuple[int, float]], seed: int) -> None:
     """The trainer's file says one thing, the coordinator another: what is kept fits the first, and the bound
     that the trainer holds its samples against knows of both."""
-    schedule = Restarts(ModelOnly(Model()), rule, seed)
+    schedule = Restarts(ModelOnly(InMemoryLedger()), rule, seed)
     schedule.races = True
     schedule.run(250, wanted)
     schedule.drain()
@@ -194,7 +194,7 @@ REACHED = [
 def test_the_bound_is_reached_by_what_was_kept(rule: StalenessRule) -> None:
     bound, gap, furthest = gap_bound([(-1, rule)], 0), 0, 0
     for seed in range(600):
-        schedule = Restarts(ModelOnly(Model()), rule, seed)
+        schedule = Restarts(ModelOnly(InMemoryLedger()), rule, seed)
         gap, furthest = max(gap, schedule.run(250)), max(furthest, schedule.furthest)
         if gap == furthest == bound:
             return
@@ -251,7 +251,7 @@ def test_work_that_was_scored_otherwise_is_not_kept(lockstep: Callable[[], LockS
 def test_versions_alone_would_keep_what_a_lost_trainer_sampled_too_far_ahead() -> None:
     """The test could fail: without the way back over the lost versions the bound does not hold."""
 
-    class Blind(Model):
+    class Blind(InMemoryLedger):
         def finish_adopt(self, lineage: int, keep: Any = None) -> Any:
             return super().finish_adopt(lineage, keep and replace(keep, parent=self.version, windows=0))
 

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace.ledger.model import Model
 from headrace.ledger.replies import Stats
 from headrace.run_log_keys import score_names
 from headrace_queue.loops import Pulse
@@ -58,7 +57,7 @@ class QueueCollector(Collector):
     def described(cls) -> list[Metric]:
         """Every metric that a service can show, for the documentation."""
         collector = cls({})
-        collector.stats = Model().stats()  # of a ledger without samples
+        collector.stats = Stats.empty()
         collector.memory = Memory(0, 0, 0)
         return list(collector.collect())
 

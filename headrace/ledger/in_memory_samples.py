@@ -1,4 +1,4 @@
-"""Reference model of the ledger, first half: the samples, as feeder, rollouters and trainer move them.
+"""The samples of the in-memory ledger, as feeder, rollouters and trainer move them.
 
 It keeps one record per sample and derives every place and count from the records, while the server keeps
 places and derives the counts from them: the property tests hold the two against each other. `log` has the
@@ -50,7 +50,7 @@ class Record:
 
 
 @dataclass
-class SampleModel:
+class InMemorySamples:
     max_required: int = 0
     claim_size: int = 0
     max_retries: int = 0

@@ -1,7 +1,38 @@
-"""Reference model of the ledger: the same operations and answers in plain Python.
+"""The ledger in plain Python: the same operations and answers as the server's, for tests of what uses it.
 
-Lineages, rounds, membership and validation; the samples themselves are in `model_samples`. Operations have
-the names and arguments of `ops`.
+No server and no clock. Operations have the names, the arguments and the replies of `ops`; their order is
+yours, so a test walks a sample through whatever it is about:
+
+>>> from headrace.ledger.in_memory import InMemoryLedger
+>>> ledger = InMemoryLedger()
+>>> ledger.configure(max_required=4, claim_size=1, max_retries=1, max_crashes=1, total=1, fingerprint="")
+ConfigureReply(status='ok', fingerprint='', created=True)
+>>> term = ledger.open_term().term  # a coordinator starts
+>>> lineage = ledger.open_lineage(0, "request 1").lineage  # and a trainer, with nothing to adopt
+>>> ledger.finish_adopt(lineage).status.value
+'ok'
+>>> ledger.issue(0, [b"prompt"], end=True, request="request 2").status
+'issued'
+>>> ledger.hold(term, 1, lineage).value
+'ok'
+>>> ledger.commit(term, 1, lineage, 0, "digest", ["rollouter"]).status.value
+'ok'
+>>> [taken] = ledger.take("rollouter", 0, 1, "request 3").items
+>>> ledger.finish("rollouter", taken.sample_id, taken.attempt, b"sample", 0, 0, tokens=7).value
+'ok'
+>>> [claimed] = ledger.claim(lineage, 0, 1, "request 4").items
+>>> ledger.stats().counts["training"]
+1
+>>> ledger.train(lineage, 1, [claimed.sample_id]).value
+'ok'
+>>> ledger.stats().balanced, ledger.records[0].state.value
+(True, 'trained')
+
+The property tests hold it against the real server, answer by answer, on random schedules: it is the
+reference for the Lua scripts. What it does not have is what only a server has: beats, the reading of
+payloads, marks and the audit.
+
+This module has lineages, rounds, membership and validation; `in_memory_samples` the samples themselves.
 """
 
 from __future__ import annotations
@@ -11,14 +42,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.ledger import replies as r
+from headrace.ledger.in_memory_samples import InMemorySamples, Record
 from headrace.ledger.keep import UNBOUNDED, Keep
-from headrace.ledger.model_samples import Record, SampleModel
 from headrace.ledger.states import Event, State
 from headrace.staleness import syncs_between
 
 
 @dataclass
-class Model(SampleModel):
+class InMemoryLedger(InMemorySamples):
     results: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     def configure(
