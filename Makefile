@@ -63,7 +63,7 @@ images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean e
 	@$(BIN)/python -m tests.docker.check $(ARGS)
 
 manifests: $(VENV)/.ready ## Render k8s/ and the chart's schema from chart and configuration
-	@$(BIN)/python -m tests.helm.render
+	@$(BIN)/python -m scripts.manifests && $(BIN)/python -m tests.helm.golden
 
 test-kind: $(VENV)/.ready ## The whole story on a kind cluster; needs docker and kind; KEEP=1
 	@sh scripts/test_kind.sh

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scripts.kube_tools import ROOT
 from tests.cluster.judge import Broken
 from tests.cluster.site import COMPONENTS, NoAnswer, Site
 from tests.cluster.story import Story
-from tests.helm.tools import ROOT
 
 DEMO = ROOT / "helm" / "headrace" / "ci" / "demo-cpu.yaml"
 SAMPLES = 25_600

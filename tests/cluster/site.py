@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from scripts import kube_tools
+from scripts.manifests import CHART
 from tests.cluster.judge import Broken
-from tests.helm import tools
-from tests.helm.render import CHART
 
 COMPONENTS = ("queue", "coordinator", "trainer", "rollouter")
 MINE = "headrace/test-cluster"
@@ -48,12 +48,12 @@ class Site:
 
     def kubectl(self, *words: str, timeout_s: float = _CALL_S, stdin: str | None = None) -> str:
         """Standard output. Raises NoAnswer with what it said."""
-        program = shutil.which("kubectl") or str(tools.kubectl())
+        program = shutil.which("kubectl") or str(kube_tools.kubectl())
         where = ["--context", self.context] if self.context else []
         return _run([program, *where, "--namespace", self.namespace, *words], timeout_s, stdin)
 
     def helm(self, *words: str, timeout_s: float = _CALL_S) -> str:
-        program = shutil.which("helm") or str(tools.helm())
+        program = shutil.which("helm") or str(kube_tools.helm())
         where = ["--kube-context", self.context] if self.context else []
         return _run([program, *where, "--namespace", self.namespace, *words], timeout_s, None)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.kube_tools import run_helm
 from tests.docker.dockerfiles import BY_DEVICE, DOCKER, ROOT, SERVICES, arguments, text_of
 from tests.helm.objects import pods, read
-from tests.helm.tools import run_helm
 
 BASES = dict(
     line.split("=", 1) for line in (DOCKER / "bases.env").read_text().splitlines() if not line.startswith("#")

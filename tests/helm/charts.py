@@ -6,9 +6,9 @@ import copy
 from functools import cache
 from pathlib import Path
 
+from scripts.kube_tools import run_helm
+from scripts.manifests import CHART
 from tests.helm.objects import Object, read
-from tests.helm.render import CHART
-from tests.helm.tools import run_helm
 
 PRESETS = sorted(
     p.relative_to(CHART).as_posix() for folder in ("ci", "examples") for p in (CHART / folder).iterdir()

@@ -26,7 +26,7 @@ from tests.helm import charts
 from tests.helm.objects import Object, name_of
 
 FOLDER = Path(__file__).parent / "golden"
-HOW = "`python -m tests.helm.render` writes it."
+HOW = "`make manifests` writes it."
 _PLAIN = re.compile(
     r"(?!(true|false|null|yes|no|on|off)$)[A-Za-z/$(-][^\s,:{}\[\]\"]*(:[^\s,:{}\[\]\"]+)*|\d+(m|s|[kKMGT]i?|[kmg]b)",
     re.IGNORECASE,
@@ -189,3 +189,16 @@ def _flow(value: Any) -> str:
     if isinstance(value, str) and '"' in value and "'" not in value and "\n" not in value:
         return f"'{value}'"
     return json.dumps(value, ensure_ascii=False)
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    written = files()
+    for path in FOLDER.glob("*.txt"):
+        path.unlink()
+    for path, content in written.items():
+        path.write_text(content)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,12 +17,12 @@ from headrace.net import free_port, is_loopback
 from headrace.redis_connect import connect
 from headrace.redis_url import with_password
 from headrace.runner.in_cluster import leave_config
+from scripts.kube_tools import ROOT, run_helm
 from tests.cluster.judge import Reading, must_be_whole
 from tests.cluster.site import Site
 from tests.helm import charts
 from tests.helm.local_pods import LocalPods
 from tests.helm.objects import read
-from tests.helm.tools import ROOT, run_helm
 from tests.listeners import outward
 from tests.waiting import until
 

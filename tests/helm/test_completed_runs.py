@@ -15,10 +15,10 @@ from kubernetes.config import kube_config
 
 from headrace.config_kubernetes import KubernetesConfig
 from headrace_coordinator.kube.api import Cluster
+from scripts.kube_tools import kubectl
 from tests.helm import charts
 from tests.helm.objects import Object
 from tests.helm.test_upgrades import get, installed, upgrade
-from tests.helm.tools import kubectl
 from tests.kube_api import NAMESPACE, KubeApi
 
 ROLLOUTERS, TRAINER = "demo-rollouter", "demo-trainer"

@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 import yaml
 
+from scripts.kube_tools import HelmFailed
+from scripts.manifests import SCHEMA
 from tests.helm import charts, pitfalls
 from tests.helm.objects import name_of
-from tests.helm.render import SCHEMA
 from tests.helm.test_presets import CUSTOM, assert_valid
-from tests.helm.tools import HelmFailed
 
 Key = tuple[str, ...]
 DEFAULTS: dict[str, Any] = yaml.safe_load((charts.CHART / "values.yaml").read_text())

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.kube_tools import ROOT
 from tests.helm import charts, pitfalls
 from tests.helm.objects import Object, Pod, matches, of_kind, pods
-from tests.helm.tools import ROOT
 
 TABLE: dict[str, Any] = yaml.safe_load((charts.CHART / "flows.yaml").read_text())
 OUTSIDE = {

@@ -24,7 +24,7 @@ def test_what_is_kept_for_review_is_current(preset: str) -> None:
         kept.splitlines(), rendered.splitlines(), path.name, "rendered", lineterm="", n=0
     )
     assert kept == rendered, (
-        f"the chart renders {preset} otherwise; run `python -m tests.helm.render` (or `make manifests`), and "
+        f"the chart renders {preset} otherwise; run `make manifests`, and "
         "read the difference:\n" + "\n".join(changes)
     )
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.kube_tools import HelmFailed, kubectl
 from tests import kube_immutable
 from tests.helm import charts
 from tests.helm.objects import Object, name_of, of_kind
 from tests.helm.test_upgrades import get, installed, upgrade
-from tests.helm.tools import HelmFailed, kubectl
 from tests.kube_api import NAMESPACE, ApiError, KubeApi
 
 BEGUN = ('checkpoints.storageClassName="fast"', 'redis.persistence.storageClassName="fast"')

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from scripts.kube_tools import HelmFailed
 from tests.helm import charts, leader_worker_set, pitfalls
 from tests.helm.objects import Object, pods
 from tests.helm.test_upgrades import get, installed, upgrade
-from tests.helm.tools import HelmFailed
 
 PRESET = "ci/leader-worker-set.yaml"
 SET = 'trainer.workload="leaderWorkerSet"'

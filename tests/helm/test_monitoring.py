@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.kube_tools import run_helm
 from tests.helm import charts
 from tests.helm.objects import Object, name_of, of_kind, read
-from tests.helm.tools import run_helm
 
 RULES = {
     "groups": [

@@ -19,11 +19,11 @@ from kubernetes_validate import utils
 from headrace.cli.main import parse
 from headrace.redis_url import build
 from headrace.valkey_server import answers, start_valkey
+from scripts.kube_tools import ROOT, helm, kubectl, run_helm
 from tests.helm import charts
 from tests.helm.cluster import cluster
 from tests.helm.objects import Object, pods, read
 from tests.helm.pod_security import violations
-from tests.helm.tools import ROOT, helm, kubectl, run_helm
 
 PAGE = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/kubernetes.md"))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import kubernetes_validate
 import pytest
 
+from scripts.manifests import MANIFESTS, PLAIN, manifest
 from tests.helm import charts, pitfalls
 from tests.helm.objects import Pod, of_kind, pods, read
 from tests.helm.pod_security import violations
-from tests.helm.render import MANIFESTS, PLAIN, manifest
 
 DATA = "math-data"
 """Written by hand: the claim that the examples take their rows from."""
@@ -39,7 +39,7 @@ def test_the_volume_of_the_examples_rows() -> None:
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifests_are_current(name: str) -> None:
-    assert (PLAIN / f"{name}.yaml").read_text() == manifest(name), "run `python -m tests.helm.render`"
+    assert (PLAIN / f"{name}.yaml").read_text() == manifest(name), "run `make manifests`"
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

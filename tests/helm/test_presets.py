@@ -17,10 +17,10 @@ from kubernetes_validate import utils
 from headrace import config_load
 from headrace.config import RunConfig
 from headrace.runner import assets
+from scripts.kube_tools import ROOT
 from tests.helm import charts, leader_worker_set, pitfalls
 from tests.helm.objects import Object, name_of, of_kind, pods
 from tests.helm.pod_security import violations
-from tests.helm.tools import ROOT
 
 VERSIONS = ("1.29", "1.37")
 """The oldest that the chart admits, and the newest that there are schemas for."""

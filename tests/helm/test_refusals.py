@@ -9,10 +9,10 @@ import pytest
 
 from headrace.config import RunConfig
 from headrace.staleness import MODE_PARAMETERS
+from scripts.kube_tools import HelmFailed, run_helm
+from scripts.manifests import SCHEMA, schema
 from tests.helm import charts
 from tests.helm.pitfalls import run_config
-from tests.helm.render import SCHEMA, schema
-from tests.helm.tools import HelmFailed, run_helm
 
 DEMO = 'config={"model":{"path":"demo:spell_backward"},"trainer":{"device":"cpu"}}'
 
@@ -259,7 +259,7 @@ def test_the_schema_names_the_wrong_key(value: str, message: str) -> None:
 
 
 def test_the_schema_has_the_present_configuration() -> None:
-    assert SCHEMA.read_text() == schema(), "run `python -m tests.helm.render`"
+    assert SCHEMA.read_text() == schema(), "run `make manifests`"
 
 
 def test_helms_reading_of_the_key_n_is_undone() -> None:

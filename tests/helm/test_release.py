@@ -20,9 +20,9 @@ import yaml
 
 from headrace.net import bound_socket
 from headrace.runner.services import http_ok
+from scripts.kube_tools import ROOT, helm, run_helm
 from tests.docker.dockerfiles import BY_DEVICE, SERVICES
 from tests.helm.objects import pods, read
-from tests.helm.tools import ROOT, helm, run_helm
 from tests.waiting import until
 
 WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.kube_tools import ROOT, HelmFailed
 from tests.helm import charts, leader_worker_set
 from tests.helm.objects import Object, of_kind
 from tests.helm.test_presets import CUSTOM
 from tests.helm.test_upgrades import get, installed, upgrade
-from tests.helm.tools import ROOT, HelmFailed
 
 EDIT = {
     *("ConfigMap", "Secret", "Service", "ServiceAccount", "PersistentVolumeClaim", "Pod"),

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm import charts, render
+from scripts import manifests
+from scripts.kube_tools import HelmFailed, run_helm
+from tests.helm import charts
 from tests.helm.cluster import cluster
 from tests.helm.objects import Object, of_kind, read
-from tests.helm.tools import HelmFailed, run_helm
 
-FIXED = yaml.safe_load(render.FIXED.read_text())
+FIXED = yaml.safe_load(manifests.FIXED.read_text())
 
 
 def installed(sets: tuple[str, ...] = ()) -> list[Object]:
@@ -257,7 +258,7 @@ def test_volumes_that_are_not_there_are_told(tmp_path: Path) -> None:
 
 
 def test_fixed_keys_are_those_of_a_local_run() -> None:
-    assert render.FIXED.read_text() == render.fixed_keys(), "run `python -m tests.helm.render`"
+    assert manifests.FIXED.read_text() == manifests.fixed_keys(), "run `make manifests`"
 
 
 def test_what_an_uninstall_leaves_is_what_the_notes_say() -> None:

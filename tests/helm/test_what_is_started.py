@@ -22,9 +22,9 @@ from headrace.environment import redis_url
 from headrace.net import free_port
 from headrace.redis_connect import connect
 from headrace_trainer import heartbeat
+from scripts.kube_tools import ROOT, HelmFailed
 from tests.helm import charts, pitfalls
 from tests.helm.objects import Pod, of_kind, pods
-from tests.helm.tools import ROOT, HelmFailed
 from tests.waiting import until
 
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

@@ -19,7 +19,7 @@ from headrace.ledger import ops
 from headrace.telemetry import RolloutTelemetry
 from headrace.valkey_server import ValkeyServer, start_valkey
 from headrace_coordinator.kube.api import DELETION_COST, Cluster, ClusterError
-from tests.helm.tools import kubectl
+from scripts.kube_tools import kubectl
 from tests.integration.coordinator_peers import Member, Trainer
 from tests.integration.coordinator_process import PASSWORD, Coordinator, until
 from tests.kube_api import NAMESPACE, KubeApi

@@ -14,11 +14,11 @@ import yaml
 
 from headrace.config import RunConfig
 from headrace.ledger.replies import Stats
+from scripts.kube_tools import ROOT, run_helm
 from tests.cluster import __main__ as program
 from tests.cluster.judge import Broken, Reading
 from tests.cluster.site import COMPONENTS, NoAnswer, Site
 from tests.helm.objects import pods, read
-from tests.helm.tools import ROOT, run_helm
 from tests.kube_api import NAMESPACE, KubeApi
 
 LABELS = {"app.kubernetes.io/instance": "demo"}

@@ -14,7 +14,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache" / "tools"
 _MEMBERS = {"helm": "helm/helm", "kubectl": "kubectl/kubectl"}
 _TIMEOUT_S = 60

@@ -1,9 +1,8 @@
-"""What is made from the chart and kept beside it; `python -m tests.helm.render` brings all of it up to date.
+"""What is made from configuration and chart and kept beside them; `make manifests` brings it up to date.
 
 - `helm/headrace/values.schema.json`: its part for `config:` is the schema of the run's configuration.
 - `helm/headrace/fixed-keys.yaml`: what an upgrade may not change.
 - `k8s/*.yaml`: plain manifests, rendered from the presets named here.
-- `tests/helm/golden/*.txt`: what each preset renders, for review.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from headrace.config import RunConfig
 from headrace.runner.layout import FIXED_KEYS
-from tests.helm.tools import ROOT, run_helm
+from scripts.kube_tools import ROOT, run_helm
 
 CHART = ROOT / "helm" / "headrace"
 FIXED = CHART / "fixed-keys.yaml"
@@ -62,7 +61,7 @@ def fixed_keys() -> str:
     """Keys that a run keeps, as the chart reads them."""
     head = (
         "# What a run that goes on keeps: the ledger and the checkpoints were made with it. An upgrade that\n"
-        "# changes one is refused. Written by `python -m tests.helm.render`.\n"
+        "# changes one is refused. Written by `make manifests`.\n"
     )
     return head + "".join(f"- {key}\n" for key in ("name", *FIXED_KEYS))
 
@@ -75,7 +74,7 @@ def manifest(name: str) -> str:
         "--values", str(CHART / preset), "--set", f"auth.existingSecret={CREDENTIALS}",
     )  # fmt: skip
     head = (
-        f"# Rendered from helm/headrace/{preset}; do not edit: `python -m tests.helm.render` writes it.\n"
+        f"# Rendered from helm/headrace/{preset}; do not edit: `make manifests` writes it.\n"
         f"# kubectl apply -n {NAMESPACE} -f {name}.yaml, once that namespace has the Secret {CREDENTIALS} "
         "(docs/kubernetes.md).\n"
     )
@@ -85,15 +84,8 @@ def manifest(name: str) -> str:
 def main() -> None:
     SCHEMA.write_text(schema())
     FIXED.write_text(fixed_keys())
-    for name in MANIFESTS:
+    for name in MANIFESTS:  # with the schema that has just been written
         (PLAIN / f"{name}.yaml").write_text(manifest(name))
-    from tests.helm import golden  # it renders the chart with the schema that has just been written
-
-    golden.FOLDER.mkdir(exist_ok=True)
-    for path in golden.FOLDER.glob("*.txt"):
-        path.unlink()
-    for path, text in golden.files().items():
-        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What `make` runs that is no part of the installed package."""
