@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import config_load
-from headrace.runner.layout import RunLayout
+from headrace.records.layout import RunLayout
 
 ROOT = Path(__file__).resolve().parent.parent
 _LIMIT_S = 3600.0

@@ -19,7 +19,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headrace.runner.layout import CHECKPOINT_MANIFEST, complete_checkpoints
+RESUMED_FROM = "resumed_from"
+"""Under `checkpoints/`: the `trainer.resume` that the trainer has obeyed."""
+CHECKPOINT_MANIFEST = "manifest.json"
 
 FORMAT = 2
 """That of `Manifest`."""
@@ -201,3 +203,23 @@ def instead_of(
             "steps after it are trained again"
         )
     return "Put back what was there, or begin anew under another name: no older one serves"
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Those under `checkpoints/` that were written to their end, oldest first."""
+    found = [d for d in directory.glob("step_*") if (d / CHECKPOINT_MANIFEST).exists()]
+    return sorted(found, key=lambda d: int(d.name.removeprefix("step_")))
+
+
+def checkpoint_at(directory: Path, wanted: Path) -> Path:
+    """The complete checkpoint under `directory` that `wanted` leads to. Raises ValueError."""
+    there = complete_checkpoints(directory)
+    for found in there:
+        if found.resolve() == wanted.resolve():
+            return found
+    shown = ", ".join(map(str, there)) or "none"
+    raise ValueError(
+        f"trainer.resume: {wanted} is no complete checkpoint of this run (there are: {shown}); use auto, "
+        "never or one of these. To begin with another run's weights, `headrace export` them and set "
+        "model.path"
+    )

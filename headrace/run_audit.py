@@ -29,8 +29,8 @@ from headrace.ledger import keys
 from headrace.ledger.audit import AuditReport, Reading, Record, compare, read_op, reading
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.states import State
+from headrace.records.layout import RunLayout
 from headrace.run_records import SYNC, RunRecords
-from headrace.runner.layout import RunLayout
 from headrace.trained_log import TrainedPath
 
 LEDGER = "ledger.json"

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace import trained_log
+from headrace.checkpoints import CHECKPOINT_MANIFEST, complete_checkpoints
 from headrace.config_load import ConfigError
 from headrace.ledger.marks import Marks
 from headrace.ledger_record import LedgerRecord
+from headrace.records.layout import RunLayout
 from headrace.row_file import read_lines
-from headrace.runner.layout import CHECKPOINT_MANIFEST, RunLayout, complete_checkpoints
 from headrace.trained_log import Start, TrainedPath
 
 SYNC = "sync.jsonl"

@@ -219,7 +219,7 @@ def recorder(config: RunConfig, process: str) -> Recorder:
     if not config.trace.enable:
         return Recorder(None, process)
     from headrace import trace_relay
-    from headrace.runner.layout import RunLayout
+    from headrace.records.layout import RunLayout
 
     if (run_dir := environment.run_dir_if_set()) is None:
         return trace_relay.relayed(environment.redis_url(), config.name, process, config.trace.max_events)

@@ -8,7 +8,7 @@ Guarantees:
   no command line.
 - One server per directory: the server process itself holds a lock on it, so a second start is refused
   rather than corrupting the append-only file.
-- It dies with the thread that started it (see `headrace.runner.spawn`).
+- It dies with the thread that started it (see `headrace.service.spawn`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import redis
 from headrace import disk, redis_url
 from headrace.net import free_port
 from headrace.redis_connect import connect
-from headrace.runner.spawn import spawn
+from headrace.service.spawn import spawn
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from headrace.config import RunConfig
-from headrace.runner.layout import FIXED_KEYS
+from headrace.records.layout import FIXED_KEYS
 from scripts.kube_tools import ROOT, run_helm
 
 CHART = ROOT / "helm" / "headrace"

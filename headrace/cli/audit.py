@@ -13,8 +13,8 @@ from headrace import run_records, trained_log
 from headrace.cli import options
 from headrace.cli.ledger_of_run import LostLedger, NoLedger, ledger_of
 from headrace.cli.status import no_run
+from headrace.records.layout import find_run
 from headrace.run_audit import NOTHING, RunAudit, audit_run, compare_run
-from headrace.runner.layout import find_run
 from headrace.runner.summary import balance_line, kept_lines
 from headrace.terminal import one_line
 

@@ -15,7 +15,8 @@ from headrace.cli.status import no_run
 from headrace.config_load import ConfigError, load
 from headrace.ledger import ops
 from headrace.ledger.replies import DeadSample, Verdict
-from headrace.runner.layout import RunLayout, find_run, write_json
+from headrace.records.json_files import write_json
+from headrace.records.layout import RunLayout, find_run
 from headrace.terminal import one_line
 
 EXIT_FAILED, EXIT_USAGE = 1, 2

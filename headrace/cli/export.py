@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from headrace import config_load
+from headrace.checkpoints import complete_checkpoints
 from headrace.cli import options
 from headrace.cli.status import no_run
-from headrace.runner.layout import complete_checkpoints, find_run
+from headrace.records.layout import find_run
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 

@@ -14,9 +14,10 @@ import redis
 
 from headrace import redis_url
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.records.json_files import read_json
+from headrace.records.layout import RunLayout
 from headrace.redis_connect import LOGIN_REFUSED, connect, login_refused
 from headrace.runner.in_cluster import NO_ADDRESS, ledger_url, name_of
-from headrace.runner.layout import RunLayout, read_json
 from headrace.valkey_server import start_valkey
 
 _TIMEOUT_S = 60.0

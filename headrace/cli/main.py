@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _dispatch(args: argparse.Namespace) -> int:
     from headrace.config_load import ConfigError
     from headrace.ledger.client import LedgerError
-    from headrace.runner.layout import RunInUseError
+    from headrace.records.layout import RunInUseError
     from headrace.valkey_server import ValkeyError
 
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.cli import options
 from headrace.cli.samples import decoder_of
 from headrace.cli.status import no_run
-from headrace.runner.layout import RunLayout, find_run
+from headrace.records.layout import RunLayout, find_run
 
 EXIT_USAGE = 2
 

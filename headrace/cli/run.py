@@ -12,23 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from headrace import checkpoints, config_load, environment, redis_url
+from headrace.checkpoints import RESUMED_FROM, checkpoint_at, complete_checkpoints
 from headrace.cli import modes, options
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
 from headrace.ledger.marks import Marks
 from headrace.ledger_record import LedgerRecord
 from headrace.modes import describe, warnings
+from headrace.records.json_files import read_rows
+from headrace.records.layout import RunInUseError, RunLayout, RunLock
 from headrace.runner import assets, ledger_claim, preflight
 from headrace.runner import summary as summaries
-from headrace.runner.layout import (
-    RESUMED_FROM,
-    RunInUseError,
-    RunLayout,
-    RunLock,
-    checkpoint_at,
-    complete_checkpoints,
-    read_rows,
-)
 from headrace.runner.progress import make_display
 from headrace.runner.prometheus import LocalPrometheus
 from headrace.runner.services import plan

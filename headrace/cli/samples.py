@@ -14,7 +14,8 @@ from headrace import config_load
 from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.config_load import ConfigError
-from headrace.runner.layout import RunLayout, find_run, read_rows
+from headrace.records.json_files import read_rows
+from headrace.records.layout import RunLayout, find_run
 from headrace.sample_dump import DIRECTORY, Kept, pick, read
 from headrace.terminal import one_line, safe
 from headrace.token_text import Decode, decoder, shown

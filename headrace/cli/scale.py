@@ -13,8 +13,9 @@ from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.records.json_files import read_json
+from headrace.records.layout import RunLayout, find_run
 from headrace.redis_connect import connect
-from headrace.runner.layout import RunLayout, find_run, read_json
 from headrace.runner.scaling import LARGEST, ask
 
 EXIT_FAILED, EXIT_USAGE = 1, 2

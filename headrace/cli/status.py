@@ -18,10 +18,12 @@ from headrace.cli import options
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.records.evaluations import eval_rows
+from headrace.records.json_files import read_json, read_rows
+from headrace.records.layout import RunLayout, find_run
 from headrace.redis_connect import connect
 from headrace.runner import summary as summaries
 from headrace.runner.in_cluster import COMPLETED, NO_ADDRESS, look
-from headrace.runner.layout import RunLayout, find_run, read_json, read_rows
 from headrace.terminal import one_line
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -141,7 +143,7 @@ def in_cluster(layout: RunLayout) -> dict[str, Any]:
         "state": reading.state,
         "directory": str(layout.root),
         "last_update": rows[-1] if rows else None,
-        "eval": summaries.eval_rows(layout.eval),
+        "eval": eval_rows(layout.eval),
     }
     if reading.stats is not None:
         facts |= {"ledger": ledger_facts(reading.stats), "recommendation": reading.advice}
@@ -157,7 +159,7 @@ def live(layout: RunLayout) -> dict[str, Any]:
     facts["services"] = ends.get("pids", {})
     rows = read_rows(layout.metrics)
     facts["last_update"] = rows[-1] if rows else None
-    facts["eval"] = summaries.eval_rows(layout.eval)
+    facts["eval"] = eval_rows(layout.eval)
     try:
         with connect(ends["redis_url"], timeout_s=3.0) as client:
             stats = SyncLedger(client, ends["run"], retry_s=1.0).run(ops.stats())

@@ -15,9 +15,10 @@ from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.config import RunConfig
 from headrace.memory import needed_bytes
+from headrace.records.json_files import read_json
+from headrace.records.layout import RunLayout, find_run
 from headrace.redis_connect import connect_async
 from headrace.redis_settings import memory_limit, server_settings
-from headrace.runner.layout import RunLayout, find_run, read_json
 
 EXIT_USAGE = 2
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
+from headrace.records.evaluations import eval_rows
+from headrace.records.json_files import read_rows
+from headrace.records.layout import RunLayout
 from headrace.runner.in_cluster import look
-from headrace.runner.layout import RunLayout, read_rows
-from headrace.runner.summary import eval_rows
 from headrace.sample_dump import ORDERS, Kept, Picks, read
 from headrace.token_text import Decode
 

@@ -25,7 +25,7 @@ import sys
 import time
 from typing import NoReturn
 
-from headrace.runner.guardian import descendants
+from headrace.service.guardian import descendants
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

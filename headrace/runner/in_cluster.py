@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import redis
 
 from headrace import config_load, environment, recommendation, redis_url
-from headrace.config import RunConfig
 from headrace.config_load import ConfigError
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.records.layout import RunLayout
 from headrace.redis_connect import connect
-from headrace.runner.layout import RunLayout
 
 COMPLETED, RUNNING, UNKNOWN = "completed", "running", "unknown"
 
@@ -44,17 +42,6 @@ class Reading:
         if self.stats is None:
             return UNKNOWN
         return COMPLETED if self.stats.completed else RUNNING
-
-
-def leave_config(config: RunConfig, read_from: Path, run_dir: Path) -> None:
-    """By the trainer at its start: write the configuration, passwords masked, where no runner does.
-
-    One of an earlier start is replaced: an upgrade may have changed it. `read_from`: the trainer's own file.
-    """
-    layout = RunLayout(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if layout.in_cluster and read_from.resolve() != layout.config.resolve():
-        config_load.write(config, layout.config)
 
 
 def ledger_url() -> str | None:

@@ -35,9 +35,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.endings import EX_CONFIG, FINAL, REASON_FILE
-from headrace.runner.guardian import kill_marked
 from headrace.runner.scratch import emptied
-from headrace.runner.spawn import Guard, marked_env, spawn
+from headrace.service.exits import describe_exit
+from headrace.service.guardian import kill_marked
+from headrace.service.spawn import Guard, marked_env, spawn
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 10.0
@@ -346,24 +347,3 @@ class Supervisor:
                     self._note(f"{child.name} (process {child.process.pid}) does not end even when killed")
                 kill_marked(child.mark)
             child.state = State.ENDED
-
-
-def describe_exit(name: str, code: int) -> str:
-    """`rollouter-1 exited with code 3`, or by which signal it was killed."""
-    if code >= 0:
-        return f"{name} exited with code {code}"
-    try:
-        return f"{name} was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"{name} was killed by signal {-code}"
-
-
-def last_lines(log: Path, count: int = 20) -> list[str]:
-    """The end of a log file; empty when there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 64 * 1024))
-            return file.read().decode("utf-8", errors="replace").splitlines()[-count:]
-    except OSError:
-        return []

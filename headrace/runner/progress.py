@@ -8,7 +8,6 @@ not answer never delays Ctrl-C.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections import deque
@@ -28,42 +27,13 @@ from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.marks import Marks
 from headrace.ledger.replies import Stats
+from headrace.records.evaluations import eval_rows
 from headrace.redis_connect import connect
-from headrace.runner.summary import duration, eval_rows, percent
+from headrace.runner.summary import duration, percent
 
 _LEDGER_EVERY_S = 1.0
 _PLAIN_EVERY_S = 5.0
 _ETA_STEPS = 20
-
-
-class MetricsTail:
-    """Reads the rows that were appended since the last call; a row that is half written waits."""
-
-    def __init__(self, path: Path, from_end: bool = False, offset: int = 0) -> None:
-        """`from_end` skips what is there already: the rows of earlier starts; `offset` so many bytes."""
-        self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else offset
-
-    def new_rows(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                if file.seek(0, 2) < self._offset:  # replaced by a shorter file
-                    self._offset = 0
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        rows = []
-        for line in complete.splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                rows.append(row)
-        return rows
 
 
 class LedgerWatch:

@@ -22,7 +22,8 @@ import yaml
 from headrace.config_load import ConfigError
 from headrace.monitoring import RULES
 from headrace.net import PortTaken, bound_socket, free_port
-from headrace.runner.layout import RunLayout, write_json
+from headrace.records.json_files import write_json
+from headrace.records.layout import RunLayout
 from headrace.runner.processes import Service, command
 from headrace.runner.services import PROMETHEUS, Endpoints, http_ok, part
 

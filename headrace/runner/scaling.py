@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config import RunConfig
-from headrace.runner.layout import RunLayout, write_json
+from headrace.records.json_files import write_json
+from headrace.records.layout import RunLayout
 from headrace.runner.processes import State, Supervisor
 from headrace.runner.services import ROLLOUTER, Endpoints, rollouter, rollouter_name
 

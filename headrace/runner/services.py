@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace import redis_url, valkey_server
+from headrace.checkpoints import complete_checkpoints
 from headrace.config import RunConfig
 from headrace.environment import SECRET_FILES, without_secrets
 from headrace.net import LOOPBACK_INTERFACE, NCCL_INTERFACE, free_port, is_loopback
-from headrace.runner.layout import RunLayout, complete_checkpoints
+from headrace.records.layout import RunLayout
 from headrace.runner.processes import Service, command
 
 _PROBE_S = 0.5

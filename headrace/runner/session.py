@@ -28,21 +28,15 @@ from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, LedgerWentBack, SyncLedger
 from headrace.ledger.marks import Marks
 from headrace.ledger.replies import Stats
+from headrace.records.json_files import MetricsTail, write_json
+from headrace.records.layout import RunLayout, RunLock
 from headrace.redis_connect import connect
 from headrace.run_audit import RunAudit, audit_run
 from headrace.runner import assets, preflight, scratch
 from headrace.runner import summary as summaries
-from headrace.runner.layout import RunLayout, RunLock, write_json
 from headrace.runner.memory import MemoryRecord
-from headrace.runner.processes import (
-    Completed,
-    Failed,
-    State,
-    Supervisor,
-    describe_exit,
-    last_lines,
-)
-from headrace.runner.progress import Display, LedgerWatch, MetricsTail, Progress
+from headrace.runner.processes import Completed, Failed, State, Supervisor
+from headrace.runner.progress import Display, LedgerWatch, Progress
 from headrace.runner.prometheus import LocalPrometheus
 from headrace.runner.scaling import Scaling
 from headrace.runner.services import (
@@ -54,7 +48,8 @@ from headrace.runner.services import (
     stop_groups,
     write_secrets,
 )
-from headrace.runner.spawn import spawn
+from headrace.service.exits import describe_exit, last_lines
+from headrace.service.spawn import spawn
 
 EXIT_COMPLETED, EXIT_FAILED, EXIT_STOPPED = 0, 1, 130
 _POLL_S = 0.05

@@ -9,13 +9,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from headrace.config import RunConfig
 from headrace.ledger.replies import Stats
+from headrace.records.evaluations import eval_rows
+from headrace.records.json_files import read_json, read_rows
+from headrace.records.layout import RunLayout
 from headrace.run_audit import RunAudit
-from headrace.runner.layout import RunLayout, read_json, read_rows
 from headrace.terminal import one_line
 
 STATES = ("ready", "in_flight", "parked", "queued", "training", "trained", "dead", "dropped")
@@ -112,17 +113,6 @@ def idle_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         "trainer": round(waited / total, 6) if total else None,
         "rollouter": round(sum(r * w for r, w in weighted) / weight, 6) if weight else None,
     }
-
-
-def eval_rows(path: Path) -> list[dict[str, Any]]:
-    """Held-out scores by version, then data source; the last row of each wins."""
-    keys = ("version", "data_source", "reward", "n", "unfinished", "k", "best", "majority")
-    found = {
-        (row["version"], str(row.get("data_source"))): {key: row.get(key) for key in keys}
-        for row in read_rows(path)
-        if isinstance(row.get("version"), int)
-    }
-    return [found[key] for key in sorted(found)]
 
 
 def _ledger(stats: Stats | None) -> dict[str, Any] | None:

@@ -8,8 +8,9 @@ from typing import TextIO
 
 from headrace import config_load
 from headrace.config_load import ConfigError
-from headrace.runner.layout import RunLayout, read_json
-from headrace.runner.progress import Display, LedgerWatch, MetricsTail, Progress, make_display
+from headrace.records.json_files import MetricsTail, read_json
+from headrace.records.layout import RunLayout
+from headrace.runner.progress import Display, LedgerWatch, Progress, make_display
 from headrace.runner.services import plan
 
 EXIT_CODES = {"completed": 0, "stopped": 130, "failed": 1, "killed": 1}

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace import trained_log
+from headrace.checkpoints import complete_checkpoints
 from headrace.endings import EX_BEYOND_REPAIR
-from headrace.runner.layout import complete_checkpoints, read_rows
+from headrace.records.json_files import read_rows
 from tests.chaos.faults import LIMIT_S
 from tests.chaos.world import Stuck, World
 

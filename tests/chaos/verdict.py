@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from headrace import trained_log
 from headrace.ledger.audit import read_op, states
 from headrace.ledger.client import SyncLedger
+from headrace.records.json_files import read_rows
 from headrace.redis_connect import connect
-from headrace.runner.layout import read_rows
 from tests.chaos.kinds import KINDS
 from tests.chaos.world import NAME, World
 

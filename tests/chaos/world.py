@@ -25,8 +25,9 @@ from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
 from headrace.net import free_port
+from headrace.records.json_files import read_json, read_rows
+from headrace.records.layout import RunLayout
 from headrace.redis_connect import connect
-from headrace.runner.layout import RunLayout, read_json, read_rows
 from headrace.runner.processes import Service
 from headrace.runner.services import Endpoints, service_table
 from headrace.valkey_server import HOST, ValkeyServer, start_valkey

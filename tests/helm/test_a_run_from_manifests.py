@@ -14,9 +14,9 @@ import yaml
 from headrace import config_load, reachable, valkey_server
 from headrace.ledger.audit import audit
 from headrace.net import free_port, is_loopback
+from headrace.records.layout import leave_config
 from headrace.redis_connect import connect
 from headrace.redis_url import with_password
-from headrace.runner.in_cluster import leave_config
 from scripts.kube_tools import ROOT, run_helm
 from tests.cluster.judge import Reading, must_be_whole
 from tests.cluster.site import Site

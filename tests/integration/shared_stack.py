@@ -28,10 +28,10 @@ from headrace.ledger import keys, ops
 from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.ledger.replies import Stats
 from headrace.model_files import eos_token_ids, vocabulary_size
+from headrace.records.layout import RunLayout
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import build_scorer
 from headrace.run_audit import RunAudit, audit_run
-from headrace.runner.layout import RunLayout
 from headrace.sample_checks import SampleReader
 from headrace.telemetry import encode, telemetry_key
 from headrace.trace import recorder

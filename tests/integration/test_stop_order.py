@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.checkpoints import read_manifest
+from headrace.checkpoints import complete_checkpoints, read_manifest
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.records.layout import RunLayout
 from headrace.redis_connect import connect
 from headrace.redis_url import build
 from headrace.run_audit import audit_run
-from headrace.runner.layout import RunLayout, complete_checkpoints
 from headrace.valkey_server import ValkeyServer, start_valkey
 from tests.chaos.proxy import Proxy
 from tests.integration.no_rollouter import Processes

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headrace.checkpoints import complete_checkpoints
 from headrace.net import free_port
-from headrace.runner.guardian import MARK, kill_marked, marked
-from headrace.runner.layout import complete_checkpoints
+from headrace.service.guardian import MARK, kill_marked, marked
 from tests.helm import charts
 from tests.helm.objects import pods
 from tests.integration.run_process import ROOT, SAMPLES_PER_UPDATE, Run, make_run, wait_for

@@ -14,7 +14,7 @@ from typing import Any
 import redis
 import yaml
 
-from headrace.checkpoints import read_manifest
+from headrace.checkpoints import complete_checkpoints, read_manifest
 from headrace.ledger import keys, ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.ledger.keep import UNBOUNDED, Keep
@@ -22,7 +22,7 @@ from headrace.ledger.marks import Marks
 from headrace.ledger.ops import Op
 from headrace.ledger.replies import ClaimStatus
 from headrace.ledger_record import LedgerRecord
-from headrace.runner.layout import RunLayout, complete_checkpoints
+from headrace.records.layout import RunLayout
 from headrace.trained_log import TrainedLog
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer.checkpoint import Checkpoints

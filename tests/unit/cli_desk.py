@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from headrace.runner.guardian import MARK
-from headrace.runner.layout import RunLayout
+from headrace.records.layout import RunLayout
+from headrace.service.guardian import MARK
 from tests.waiting import until
 
 REPO = Path(__file__).resolve().parents[2]

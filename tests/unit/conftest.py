@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from headrace.runner import processes
-from headrace.runner.guardian import marked
+from headrace.service.guardian import marked
 from headrace.valkey_server import start_valkey
 from tests.unit.cli_desk import Desk, wait_until
 from tests.unit.supervised import Bench

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import redis
 
+from headrace.checkpoints import complete_checkpoints
 from headrace.cli.audit import audit
 from headrace.ledger import keys, ops
+from headrace.records.layout import RunLayout
 from headrace.row_file import read_lines
-from headrace.runner.layout import RunLayout, complete_checkpoints
 from headrace.trained_log import TrainedPath, follow
 from headrace_trainer.ranks import Ranks
 from tests.unit.audited_run import NAME, Killed, Picture, SmallRun, dumped, restore, story

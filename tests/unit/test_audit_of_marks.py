@@ -11,8 +11,8 @@ import redis
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.marks import Marks
 from headrace.ledger_record import LedgerRecord
+from headrace.records.layout import RunLayout
 from headrace.run_audit import audit_run
-from headrace.runner.layout import RunLayout
 from headrace.valkey_server import start_valkey
 from tests.unit import four_samples
 

@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from headrace import config_load
+from headrace.checkpoints import CHECKPOINT_MANIFEST as MANIFEST
 from headrace.checkpoints import (
     CheckpointError,
     Manifest,
@@ -33,7 +34,6 @@ from headrace.checkpoints import (
 from headrace.cli.export import export
 from headrace.cli.run import run
 from headrace.config_load import ConfigError
-from headrace.runner.layout import CHECKPOINT_MANIFEST as MANIFEST
 from headrace.trained_log import TrainedLog
 from headrace_trainer import export as trainer_export
 from headrace_trainer.checkpoint import Checkpoints, SaveFailed, trained_rows

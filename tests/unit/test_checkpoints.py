@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.checkpoints import CheckpointError
-from headrace.runner.layout import CHECKPOINT_MANIFEST as MANIFEST
-from headrace.runner.layout import RESUMED_FROM, complete_checkpoints
+from headrace.checkpoints import CHECKPOINT_MANIFEST as MANIFEST
+from headrace.checkpoints import RESUMED_FROM, CheckpointError, complete_checkpoints
 from headrace_trainer.checkpoint import Checkpoints, SaveFailed
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.progress import Progress

@@ -13,8 +13,9 @@ import yaml
 from headrace.cli.main import parse
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
+from headrace.records.json_files import write_json
+from headrace.records.layout import RunLayout
 from headrace.redis_connect import connect
-from headrace.runner.layout import RunLayout, write_json
 from headrace.valkey_server import start_valkey
 from tests.unit import four_samples
 from tests.unit.test_config import GOOD

@@ -20,12 +20,13 @@ import redis
 import torch
 
 from headrace import config_load, disk, valkey_server
+from headrace.checkpoints import complete_checkpoints
 from headrace.config import RunConfig
 from headrace.endings import EX_CONFIG, EX_FAILED
 from headrace.ledger import LedgerUnavailable, SyncLedger, audit, ops
+from headrace.records.json_files import read_json, read_rows, write_json
 from headrace.redis_connect import connect
 from headrace.row_file import RowFile
-from headrace.runner.layout import complete_checkpoints, read_json, read_rows, write_json
 from headrace.runner.processes import Failed, Service
 from headrace.sample_dump import DIRECTORY, SampleDump
 from headrace.valkey_server import start_valkey

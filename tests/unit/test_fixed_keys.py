@@ -10,7 +10,7 @@ import yaml
 
 from headrace import config_load
 from headrace.config import RunConfig
-from headrace.runner.layout import RunLayout
+from headrace.records.layout import RunLayout
 from tests.unit.scripted_turns import config
 
 

@@ -17,10 +17,9 @@ from headrace.config import RunConfig
 from headrace.config_load import load
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.records.layout import RunLayout, leave_config
 from headrace.redis_connect import connect
 from headrace.redis_url import parse as parse_url
-from headrace.runner.in_cluster import leave_config
-from headrace.runner.layout import RunLayout
 from headrace.sample_dump import SampleDump
 from headrace.trained_log import TrainedLog
 from headrace.valkey_server import start_valkey

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from headrace.runner.progress import MetricsTail, PlainLines, Progress
+from headrace.records.json_files import MetricsTail
+from headrace.runner.progress import PlainLines, Progress
 
 
 def rows(*steps: int, **values: float) -> list[dict]:

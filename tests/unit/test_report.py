@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from headrace.cli.main import main
+from headrace.records.layout import RunLayout
 from headrace.report import catalogue, tables
 from headrace.report.chart import rolling_max, rolling_mean, thinned
 from headrace.report.collect import RunData, collect, labels, path_of
 from headrace.report.page import render
 from headrace.report.scale import Scale, limits, without_outliers, written
 from headrace.run_log_keys import DEFINITIONS
-from headrace.runner.layout import RunLayout
 from headrace.runner.summary import ledger_line
 from headrace.sample_dump import DIRECTORY
 

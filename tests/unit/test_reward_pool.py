@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from headrace.config import RunConfig
+from headrace.records.layout import RunLayout
 from headrace.reward import RewardError
 from headrace.reward.pool import FunctionPool, _Process
 from headrace.reward.source import Judged, Response
-from headrace.runner.layout import RunLayout
 from headrace.runner.services import choose_endpoints, service_table, write_secrets
 from tests.unit.test_config import GOOD
 from tests.waiting import until

@@ -12,7 +12,7 @@ from headrace import run_identity, startup
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, known_keys
 from headrace.ledger.client import LedgerError, LedgerUnavailable, LoginRefused
-from headrace.runner.layout import FIXED_KEYS
+from headrace.records.layout import FIXED_KEYS
 from tests.unit.scripted_turns import config
 
 

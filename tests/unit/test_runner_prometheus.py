@@ -12,8 +12,8 @@ import yaml
 
 from headrace.config_load import ConfigError
 from headrace.monitoring import RULES
+from headrace.records.layout import RunLayout
 from headrace.runner import prometheus
-from headrace.runner.layout import RunLayout
 from headrace.runner.processes import State
 from headrace.runner.prometheus import BINARY, LocalPrometheus, configuration, find_binary
 from headrace.runner.scaling import Scaling

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.records.layout import RunLayout
 from headrace.runner import processes
-from headrace.runner.layout import RunLayout
 from headrace.runner.processes import Completed, Failed, State
 from headrace.runner.scaling import LARGEST, ask, asked
 from tests.unit.cli_desk import Desk, wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import RunConfig
-from headrace.runner.layout import RunLayout
+from headrace.records.layout import RunLayout
 from headrace.runner.services import choose_endpoints, service_table
 from tests.unit.test_config import GOOD
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.runner.layout import RunLayout
+from headrace.records.layout import RunLayout
 from headrace.runner.summary import lines, quarters
 
 

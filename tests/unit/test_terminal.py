@@ -27,8 +27,9 @@ from headrace.cli.main import COMMANDS, main
 from headrace.config_load import ConfigError
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.records.json_files import write_json
+from headrace.records.layout import RunInUseError, RunLayout
 from headrace.redis_connect import connect
-from headrace.runner.layout import RunInUseError, RunLayout, write_json
 from headrace.runner.progress import LivePanel, PlainLines, Progress, make_display
 from headrace.sample_dump import SampleDump
 from headrace.terminal import guard, one_line, safe

@@ -20,8 +20,9 @@ from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.ledger.client import LedgerUnavailable
 from headrace.memory import needed_bytes
+from headrace.records.json_files import write_json
+from headrace.records.layout import RunLayout
 from headrace.redis_connect import connect
-from headrace.runner.layout import RunLayout, write_json
 from headrace.v1 import sync_pb2 as pb
 from headrace.valkey_server import start_valkey
 from headrace_coordinator import __main__ as coordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 
-from headrace.runner.spawn import die_with
+from headrace.service.spawn import die_with
 
 OF_ROLLOUTER = "HEADRACE_ENGINE"
 """Variable of a rollouter's engine processes."""

@@ -24,7 +24,7 @@ from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.endings import EX_CONFIG, say_why
-from headrace.runner.layout import RunLayout
+from headrace.records.layout import RunLayout
 
 
 def main() -> None:

@@ -37,13 +37,14 @@ from headrace.checkpoints import (
     ShardFile,
     check_belongs,
     check_files,
+    complete_checkpoints,
     describe_file,
     read_manifest,
     write_manifest,
 )
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError
-from headrace.runner.layout import complete_checkpoints, read_rows
+from headrace.records.json_files import read_rows
 from headrace_trainer import heartbeat
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.progress import Progress, progress_of

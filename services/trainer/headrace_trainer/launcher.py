@@ -26,8 +26,8 @@ from headrace import environment
 from headrace.config import RunConfig
 from headrace.endings import EX_CONFIG, EX_FAILED, EX_STOPPED, FINAL, say_why
 from headrace.net import GLOO_INTERFACE, bound_socket, interface_address, interface_of, is_loopback
-from headrace.runner.guardian import MARK, kill_marked
-from headrace.runner.spawn import die_with
+from headrace.service.guardian import MARK, kill_marked
+from headrace.service.spawn import die_with
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import heartbeat, verdict
 from headrace_trainer.launch_stream import LaunchRefused, LaunchStream

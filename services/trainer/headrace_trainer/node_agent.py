@@ -37,7 +37,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import parse_args, run
 
 from headrace.endings import EX_FAILED
-from headrace.runner.processes import describe_exit
+from headrace.service.exits import describe_exit
 from headrace_trainer import verdict
 from headrace_trainer.launcher import AGENT, BACKEND
 from headrace_trainer.verdict import Verdict

@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace import run_identity
+from headrace.checkpoints import RESUMED_FROM, checkpoint_at, complete_checkpoints
 from headrace.config import RunConfig
 from headrace.ledger.keep import Keep, keep_under
-from headrace.runner.layout import RESUMED_FROM, checkpoint_at, complete_checkpoints
 from headrace_trainer.checkpoint import set_aside, trained_rows
 from headrace_trainer.progress import Progress
 

@@ -34,9 +34,9 @@ from typing import Any, Protocol
 from headrace import logs
 from headrace.config import RunConfig
 from headrace.environment import without_secrets
+from headrace.records.evaluations import eval_rows
+from headrace.records.json_files import MetricsTail, read_json, read_rows, write_json
 from headrace.run_log_keys import score_names
-from headrace.runner.layout import read_json, read_rows, write_json
-from headrace.runner.summary import eval_rows
 
 log = logging.getLogger("headrace.trainer.trackers")
 
@@ -241,8 +241,6 @@ def score_values(score: Mapping[str, Any]) -> dict[str, float]:
 
 def follow(config: RunConfig, run_dir: Path, from_step: int, offset: int, done: threading.Event) -> bool:
     """Until `done`; False when every tracker has failed. A tracker that raises is left out from then on."""
-    from headrace.runner.progress import MetricsTail  # with a terminal library, which a rank needs not
-
     feeds: list[Feed] = []
     for name in wanted(config):
         try:

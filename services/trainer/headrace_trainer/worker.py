@@ -19,8 +19,8 @@ from headrace.config_load import ConfigError, load
 from headrace.disk import DiskFull
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED, EX_UNAVAILABLE
 from headrace.ledger.client import AdoptError, LedgerUnavailable, LedgerWentBack, LoginRefused
-from headrace.runner.in_cluster import leave_config
-from headrace.runner.spawn import die_with
+from headrace.records.layout import leave_config
+from headrace.service.spawn import die_with
 from headrace_trainer import heartbeat, metrics, verdict
 from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
 from headrace_trainer.checkpoint import SaveFailed

@@ -2,7 +2,7 @@
 
 Every child is the leader of a session of its own, so the terminal's Ctrl-C does not reach it, and is
 killed by the kernel when the *thread* that started it ends (PR_SET_PDEATHSIG): start children from the
-main thread. What a child itself has started is not covered by that but by `headrace.runner.guardian`, and
+main thread. What a child itself has started is not covered by that but by `headrace.service.guardian`, and
 arms itself where it is ours.
 """
 
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from headrace.runner import guardian
+from headrace.service import guardian
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork

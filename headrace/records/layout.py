@@ -25,15 +25,15 @@ In a cluster there is no runner: the directory holds what the trainer writes the
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import config_load, disk, trained_log
+from headrace import config_load, trained_log
 from headrace.config import RunConfig
+from headrace.records.json_files import read_json
 
 FIXED_KEYS = (
     "seed",
@@ -61,10 +61,6 @@ FIXED_KEYS = (
     "redis.url",
 )
 """A run that goes on keeps these: the ledger and the checkpoints were made with them."""
-
-RESUMED_FROM = "resumed_from"
-"""Under `checkpoints/`: the `trainer.resume` that the trainer has obeyed."""
-CHECKPOINT_MANIFEST = "manifest.json"
 
 _TAKEOVER_S = 20.0
 """How long the processes of a killed runner may take to be gone."""
@@ -257,69 +253,20 @@ def _alive(pid: str) -> bool:
     return True
 
 
-def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
-    """Write JSON so that readers see the old file or the new one, never half of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with disk.writing(path), os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None when there is none or it cannot be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def read_rows(path: Path, limit: int = -1) -> list[dict[str, Any]]:
-    """The objects in a JSON-lines file; a last line that was cut short is left out. `limit`: bytes."""
-    rows = []
-    try:
-        with path.open("rb") as file:
-            text = file.read(limit).decode("utf-8", errors="replace")
-    except OSError:
-        return []
-    for line in text.split("\n"):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
-
-
-def complete_checkpoints(directory: Path) -> list[Path]:
-    """Those under `checkpoints/` that were written to their end, oldest first."""
-    found = [d for d in directory.glob("step_*") if (d / CHECKPOINT_MANIFEST).exists()]
-    return sorted(found, key=lambda d: int(d.name.removeprefix("step_")))
-
-
-def checkpoint_at(directory: Path, wanted: Path) -> Path:
-    """The complete checkpoint under `directory` that `wanted` leads to. Raises ValueError."""
-    there = complete_checkpoints(directory)
-    for found in there:
-        if found.resolve() == wanted.resolve():
-            return found
-    shown = ", ".join(map(str, there)) or "none"
-    raise ValueError(
-        f"trainer.resume: {wanted} is no complete checkpoint of this run (there are: {shown}); use auto, "
-        "never or one of these. To begin with another run's weights, `headrace export` them and set "
-        "model.path"
-    )
-
-
 def find_run(name: str, runs_dir: Path) -> RunLayout | None:
     """The run called `name`, or in the directory `name`; None when there is none."""
     for root in (runs_dir / name, Path(name)):
         if (root / "config.yaml").exists() or (root / "private").is_dir():
             return RunLayout(root.resolve())
     return None
+
+
+def leave_config(config: RunConfig, read_from: Path, run_dir: Path) -> None:
+    """By the trainer at its start: write the configuration, passwords masked, where no runner does.
+
+    One of an earlier start is replaced: an upgrade may have changed it. `read_from`: the trainer's own file.
+    """
+    layout = RunLayout(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if layout.in_cluster and read_from.resolve() != layout.config.resolve():
+        config_load.write(config, layout.config)

@@ -1,0 +1,1 @@
+"""What the processes of a run share, whatever service they are of."""
