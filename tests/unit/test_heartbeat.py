@@ -15,10 +15,10 @@ import pytest
 
 from headrace.config import RunConfig
 from headrace.net import free_port
-from headrace_trainer import checkpoint, heartbeat, loop
+from headrace_trainer import checkpoint, heartbeat, rounds
 from headrace_trainer.checkpoint import Checkpoints
-from headrace_trainer.loop import Trainer
 from headrace_trainer.ranks import Ranks
+from headrace_trainer.rounds import Rounds
 from headrace_trainer.sync_client import SyncClient, SyncFailed
 from tests.unit.learners import config
 from tests.unit.test_config import GOOD
@@ -127,24 +127,24 @@ def test_the_probe_imports_nothing_heavy() -> None:
 def test_who_waits_for_a_commit_beats(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_COORDINATOR", "h:1")
     heartbeat.begin(directory / "launcher")
-    trainer = Trainer.__new__(Trainer)  # without a model
-    trainer.config = RunConfig.model_validate(GOOD)
-    trainer._stop_file = directory / "stop"
-    trainer._check_ledger = lambda: None  # type: ignore[method-assign]
+    waiting = Rounds.__new__(Rounds)  # without a model
+    waiting.config = RunConfig.model_validate(GOOD)
+    waiting._stopping = (directory / "stop").exists
+    waiting._check_ledger = lambda: None
     client = SyncClient.__new__(SyncClient)  # without its stream
     client._committed, client._failure, client._state = None, None, threading.Condition()
-    monkeypatch.setattr(loop, "_TURN_S", 0.01)
-    trainer.sync = client
+    monkeypatch.setattr(rounds, "_TURN_S", 0.01)
+    waiting.client = client
     stands_still(directory / "launcher")
-    assert trainer._commit(time.monotonic() + 60.0) is None
+    assert waiting._commit(time.monotonic() + 60.0) is None
     assert heartbeat.age_s(directory) < 50.0
     with pytest.raises(SyncFailed, match="h:1 committed nothing in"):
-        trainer._commit(time.monotonic() - 1.0)
+        waiting._commit(time.monotonic() - 1.0)
     client._failure = "no more"
     with pytest.raises(SyncFailed, match="no more"):
-        trainer._commit(time.monotonic() + 60.0)
+        waiting._commit(time.monotonic() + 60.0)
     (directory / "stop").touch()
-    assert trainer._commit(time.monotonic() + 60.0) is None, "who is told to stop has no use for it"
+    assert waiting._commit(time.monotonic() + 60.0) is None, "who is told to stop has no use for it"
 
 
 def test_who_waits_for_a_checkpoint_beats(

@@ -1,4 +1,4 @@
-"""From which checkpoint a trainer goes on.
+"""From which checkpoint a trainer goes on, and the lineage that it opens there.
 
 `auto` means the newest, and only that. Where it is damaged, another run's or of a history that the run has
 left, the trainer stops and names one that could be taken instead. To pass over it would train steps again and
@@ -21,15 +21,75 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace import run_identity
-from headrace.checkpoints import RESUMED_FROM, checkpoint_at, complete_checkpoints
+from headrace.checkpoints import (
+    RESUMED_FROM,
+    CheckpointError,
+    checkpoint_at,
+    complete_checkpoints,
+    instead_of,
+)
 from headrace.config import RunConfig
+from headrace.ledger import ops
+from headrace.ledger.client import SyncLedger, adopt
 from headrace.ledger.keep import Keep, keep_under
-from headrace_trainer.checkpoint import set_aside, trained_rows
+from headrace.ledger.marks import Marks
+from headrace.startup import wait_until_configured
+from headrace_trainer import heartbeat
+from headrace_trainer.batch import ClaimFailed
+from headrace_trainer.checkpoint import Checkpoints, set_aside, trained_rows
 from headrace_trainer.progress import Progress
+from headrace_trainer.ranks import Ranks
 
 log = logging.getLogger("headrace.trainer.resume")
 
 GOING_BACK = "going_back"
+
+
+def recover(config: RunConfig, ranks: Ranks, checkpoints: Checkpoints, directory: Path) -> Progress:
+    """From the checkpoint that is asked for, on every rank. `directory`: where the run's checkpoints lie.
+
+    Raises CheckpointError when it cannot be used.
+    """
+    progress = Progress()
+    name = ranks.share(chosen(directory, config.trainer.resume) if ranks.is_first else None)
+    if name is not None:
+        try:
+            progress = checkpoints.load(directory / name)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. {_remedy(config, ranks, directory / name)}") from None
+    progress.run_id = ranks.share(run_id(directory, progress) if ranks.is_first else None)
+    return progress
+
+
+def _remedy(config: RunConfig, ranks: Ranks, checkpoint: Path) -> str:
+    """For one that cannot be used: rank 0 looks for another, which may take as long as reading it."""
+    told = None
+    if ranks.is_first:
+        told = instead_of(checkpoint, config.name, trained_rows(checkpoint.parent), heartbeat.beat)
+    return str(ranks.share(told))
+
+
+def open_lineage(
+    config: RunConfig, ledger: SyncLedger, progress: Progress, directory: Path
+) -> tuple[int, int, int]:
+    """Rank 0: a new lineage, and a ledger that agrees with the checkpoint. Returns its number, the
+    committed version and the samples that it keeps of the one before."""
+    heartbeat.beat(max(heartbeat.LONG_S, config.services.start_timeout_s))
+    # A ledger that is behind the checkpoint is another one, or has lost what was committed before it.
+    saved = Marks(version=progress.version, lineage=progress.lineage)
+    ledger.seen = ledger.seen.with_(saved)
+    impatient = SyncLedger(ledger.redis, config.name, retry_s=0.0, seen=ledger.seen)
+    wait_until_configured(impatient, config)
+    expected = ledger.run(ops.stats()).lineage
+    reply = ledger.run(ops.open_lineage(expected))
+    if not reply.ok:
+        raise ClaimFailed("another trainer opened a lineage at the same time")
+    keep = work_to_keep(config, progress, reply.version, directory)
+    done = adopt(ledger, reply.lineage, progress.trained, keep)
+    adopted(directory)
+    started = {"lineage": reply.lineage, "from_step": progress.step}
+    log.info("lineage opened", extra={**started, "kept": done.kept, "restarted": done.restarted})
+    return reply.lineage, reply.version, done.kept
 
 
 def work_to_keep(config: RunConfig, progress: Progress, version: int, directory: Path) -> Keep:

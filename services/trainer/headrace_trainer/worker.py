@@ -25,8 +25,9 @@ from headrace_trainer import heartbeat, metrics, verdict
 from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
 from headrace_trainer.checkpoint import SaveFailed
 from headrace_trainer.launcher import AGENT
-from headrace_trainer.loop import NotFinite, NothingTrained, Trainer, sync_limit_s
+from headrace_trainer.loop import NotFinite, NothingTrained, Trainer
 from headrace_trainer.ranks import Ranks, keep_to_share
+from headrace_trainer.rounds import sync_limit_s
 from headrace_trainer.sync_client import SyncFailed
 from headrace_trainer.verdict import Verdict
 

@@ -1,0 +1,84 @@
+"""How a trainer ends: stopped in order, or with the run completed. Every rank calls the same."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from headrace.ledger import ops
+from headrace_trainer import heartbeat
+from headrace_trainer.batch import Stopped, Superseded, refused
+from headrace_trainer.policy import export_model
+
+if TYPE_CHECKING:
+    from headrace_trainer.loop import Trainer
+
+log = logging.getLogger("headrace.trainer")
+
+
+def stop(trainer: Trainer) -> None:
+    """An orderly stop: all that was trained is in the checkpoint. It needs nobody but the other ranks."""
+    log.info("stopping", extra={"step": trainer.progress.step})
+    if trainer.began:
+        trainer.rounds.heard_last()
+    _give_way(trainer)
+    if trainer.began:
+        trainer.saving.save(wait=True)
+    trainer.say_ended()
+    trainer.close()
+
+
+def finish(trainer: Trainer) -> None:
+    """After the last update: its sync, the checkpoint, its validation, the exported model.
+
+    Raises Stopped.
+    """
+    _last_sync(trainer)
+    _give_way(trainer)
+    freq = trainer.config.rollout.test_freq
+    if trainer.rounds.updates or (freq and trainer.rounds.validated != trainer.rounds.window):
+        # The end was not seen coming (the last samples died), or this start had nothing left to train.
+        trainer.rounds.begin(final=True)
+        _last_sync(trainer)
+    trainer.saving.save(wait=True)  # before the last questions to Redis, which may be told to stop by now
+    if trainer.ranks.is_first:
+        _wait_for_validation(trainer)
+    trainer.ranks.share(None)
+    state = trainer.checkpoints.full_state()
+    if trainer.ranks.is_first:
+        export_model(trainer.config, state, trainer.run_dir / "final")
+        trainer.say_ended()  # first: what the ledger calls completed has its end in the files
+        with trainer.ledger.unless_stopping():
+            verdict = trainer.ledger.run(ops.complete(trainer.progress.lineage))
+            if verdict != "ok":
+                raise refused("that it is complete", verdict, trainer.progress.lineage)
+    trainer.ranks.share(None)
+    trainer.close()
+    log.info("completed", extra={"step": trainer.progress.step, "version": trainer.progress.version})
+
+
+def _give_way(trainer: Trainer) -> None:
+    """All ranks. A trainer that another has followed leaves the files to that one. Raises Superseded."""
+    followed = False
+    if trainer.ranks.is_first:
+        with trainer.ledger.unless_stopping():
+            followed = trainer.ledger.run(ops.stats()).lineage != trainer.progress.lineage
+    if trainer.ranks.share(followed):
+        raise Superseded(f"another trainer has followed lineage {trainer.progress.lineage}")
+
+
+def _last_sync(trainer: Trainer) -> None:
+    if not trainer.finish_round():
+        raise Stopped
+
+
+def _wait_for_validation(trainer: Trainer) -> None:
+    deadline = time.monotonic() + trainer.config.val.max_delay_s
+    with trainer.ledger.unless_stopping():
+        while (status := trainer.ledger.run(ops.val_status())).open and not trainer.stopping():
+            if time.monotonic() > deadline:
+                log.warning("validation unfinished", extra={"done": status.done, "total": status.total})
+                trainer.ledger.run(ops.val_close(status.version))
+                return
+            heartbeat.sleep(0.05)

@@ -1,0 +1,48 @@
+"""When a checkpoint is written: after a commit, by versions or by time, and at the end."""
+
+from __future__ import annotations
+
+import time
+
+from headrace.config import RunConfig
+from headrace_trainer.checkpoint import Checkpoints
+from headrace_trainer.progress import Progress
+from headrace_trainer.ranks import Ranks
+from headrace_trainer.report import Report
+
+
+class SaveSchedule:
+    """Every rank calls the same."""
+
+    def __init__(
+        self, config: RunConfig, ranks: Ranks, checkpoints: Checkpoints, progress: Progress, report: Report
+    ) -> None:
+        self._trainer = config.trainer
+        self._ranks = ranks
+        self._checkpoints = checkpoints
+        self._progress = progress
+        self._report = report
+        self._saved_at = time.monotonic()
+
+    def committed(self, snapshot: int = -1) -> None:
+        """A version has committed: save if it is time. `snapshot`: the version that will be made of the
+        present weights next."""
+        if self._progress.step and self._is_time():
+            self.save(snapshot=snapshot)
+
+    def _is_time(self) -> bool:
+        t = self._trainer
+        if t.save_freq and self._progress.version % t.save_freq == 0:
+            return True
+        if not t.save_interval_s:
+            return False
+        elapsed = time.monotonic() - self._saved_at
+        return bool(self._ranks.share(elapsed >= t.save_interval_s if self._ranks.is_first else None))
+
+    def save(self, wait: bool = False, snapshot: int = -1) -> None:
+        """A checkpoint of what is true now; it is written while training goes on, unless `wait`."""
+        self._progress.snapshot = snapshot
+        with self._report.phase("save_checkpoint"):
+            self._progress.wall_s = self._report.wall_s
+            (self._checkpoints.save if wait else self._checkpoints.begin)(self._progress)
+            self._saved_at = time.monotonic()
