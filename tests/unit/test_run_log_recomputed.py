@@ -22,7 +22,7 @@ from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
 from headrace_trainer.plan import Item
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import Report
+from headrace_trainer.report import StepReport
 from headrace_trainer.update import UpdateSums
 from tests.integration import recomputed
 from tests.unit.test_rollouter_parts import config as run_config
@@ -73,7 +73,7 @@ def test_the_run_log_is_what_the_raw_records_say(
     ledger = SyncLedger(quick_valkey, "report")
     ledger.run(ops.configure(100, 1, 1, 1, 100, "print"))
     made = config(name="report")
-    report = Report(made, ledger, ranks, tmp_path)
+    report = StepReport(made, ledger, ranks, tmp_path)
     trained, p = TrainedLog(tmp_path), Progress(lineage=1)
     rollouter = Recorder(tmp_path, "rollouter-0")
     rollouter.complete("tells", 0, 0, track="engine")

@@ -16,7 +16,7 @@ from headrace.config import RunConfig
 from headrace.runner import preflight, trackers
 from headrace_trainer import trackers as feeding
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import Report
+from headrace_trainer.report import StepReport
 from headrace_trainer.trackers import Tracking, follow
 from tests.unit.test_rollouter_parts import config as run_config
 from tests.waiting import until
@@ -75,7 +75,7 @@ def test_tensorboard_has_one_point_a_step_over_a_resume(tmp_path: Path) -> None:
 
 def test_the_report_feeds_it(tmp_path: Path, ranks: Ranks) -> None:
     """Through the trainer's own door: rows after the step that it recovered."""
-    report = Report(configured("tensorboard"), None, ranks, tmp_path)  # type: ignore[arg-type]
+    report = StepReport(configured("tensorboard"), None, ranks, tmp_path)  # type: ignore[arg-type]
     report.began(0)
     assert report._log is not None
     report._log.update({"step": 1, "reward/mean": 0.5})

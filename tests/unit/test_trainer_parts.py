@@ -21,7 +21,7 @@ from headrace.run_log_keys import PARTS, SYNC_ROW, problems
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import Report
+from headrace_trainer.report import StepReport
 from headrace_trainer.run_log import (
     MOST_PARTS,
     RunLog,
@@ -124,7 +124,7 @@ def test_a_canary_is_in_the_row_after_its_report(tmp_path: Path) -> None:
 
 def test_waits_of_updates_without_a_row_add_up(tmp_path: Path, ranks: Ranks) -> None:
     """An update whose samples all went back has no row; its seconds go into the next one's, none is lost."""
-    report = Report(run_config(), None, ranks, tmp_path)  # type: ignore[arg-type]
+    report = StepReport(run_config(), None, ranks, tmp_path)  # type: ignore[arg-type]
     now = 0
     report._clock = StepClock(lambda: now)
     report._sync = {"sync/pause_s": 0.2}

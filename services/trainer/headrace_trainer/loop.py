@@ -34,7 +34,7 @@ from headrace_trainer.launcher import STARTED
 from headrace_trainer.learner import Learned, Learner
 from headrace_trainer.ledger_watch import LedgerWatch
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import Report
+from headrace_trainer.report import StepReport
 from headrace_trainer.resume import open_lineage, recover
 from headrace_trainer.rounds import Rounds
 from headrace_trainer.save_schedule import SaveSchedule
@@ -75,7 +75,7 @@ class Trainer:
             self.learner.model, config.model.dtype, config.sync.bucket_bytes, ranks.weights
         )
         parameters = sum(p.numel() for p in self.learner.model.parameters())  # of shards: the whole tensor's
-        self.report = Report(config, self.ledger, ranks, run_dir, parameters)
+        self.report = StepReport(config, self.ledger, ranks, run_dir, parameters)
         self.rule = WindowRule(config.rule)
         self.trained_log: TrainedLog | None = None
         self._skipped_in_a_row = 0

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import redis
-
-from headrace import telemetry
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
@@ -24,24 +20,15 @@ from headrace_trainer.batch import Batch
 from headrace_trainer.learner import Learned
 from headrace_trainer.progress import Progress
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.run_log import (
-    RunLog,
-    environment_metrics,
-    part_means,
-    part_sums,
-    spread,
-    staleness_metrics,
-    update_gaps,
-)
+from headrace_trainer.rollouter_readings import RollouterReadings
+from headrace_trainer.run_log import RunLog, update_gaps
 from headrace_trainer.step_clock import StepClock, seconds
 from headrace_trainer.trackers import Tracking
-from headrace_trainer.update import UpdateSums
-
-WAITS = ("gen_wait", "wait_prev_gen")
-"""Phases in which the trainer waits for samples."""
+from headrace_trainer.update_facts import PartialCounts, UpdateFacts
+from headrace_trainer.update_row import Update, update_row
 
 
-class Report:
+class StepReport:
     """Every rank has one, since sums are collective; only rank 0 writes."""
 
     def __init__(
@@ -75,12 +62,10 @@ class Report:
         self._window = -1  # the one in which the batch was claimed
         self._gap_bound = 0.0  # versions, of that batch
         self._read_at = 0.0  # wall clock, when the batch was here
-        self._telemetry: dict[str, telemetry.RolloutTelemetry] | None = None
+        self._rollouters = RollouterReadings(ledger, config.name)
         self._stats: Stats | None = None
-        self._idle: float | None = None
-        self._utilization: float | None = None
-        self._partial_in_window = [0, 0, 0]  # partial samples, samples, largest span of the open window
-        self._shown_partial = [0, 0, 0]  # of the one that closed last
+        self._partial = PartialCounts()  # of the open window
+        self._partial_closed = PartialCounts()  # of the one that closed last
         self._window_ended = False
         self._window_s = [0.0, 0.0]  # of waiting, of all updates since `window_seconds`
         if ranks.is_first:
@@ -127,8 +112,8 @@ class Report:
             return
         now = time.monotonic()
         metrics.CLOCK.transfer_begins(now)  # a round without members has none before its end
-        self._read_telemetry()
-        self._sync = self._log.committed(c, nbytes, now - self._last_commit, self._telemetry)
+        self._rollouters.read()
+        self._sync = self._log.committed(c, nbytes, now - self._last_commit, self._rollouters.newest)
         self._last_commit = now
 
     def window_ends(self) -> None:
@@ -139,21 +124,6 @@ class Report:
         """The row of the last committed round, which waits for the reports of the engines, is due now."""
         if self._log is not None:
             self._log.flush_round()
-
-    def _read_telemetry(self) -> None:
-        """Idle ratio since the last reading; without a reading the last one stays. The first of a start has
-        none before it: what the rollouters did until then is no business of its windows."""
-        key = telemetry.telemetry_key(self._config.name)
-        try:
-            fresh = telemetry.decode_all(self._ledger.redis.hgetall(key))  # type: ignore[arg-type]
-        except redis.RedisError:
-            return  # nothing depends on it
-        if self._telemetry is not None:
-            idle = telemetry.idle_ratio(self._telemetry, fresh)
-            self._idle = idle if idle is not None else self._idle
-            busy = telemetry.utilization(self._telemetry, fresh)
-            self._utilization = busy if busy is not None else self._utilization
-        self._telemetry = fresh
 
     def _read_stats(self) -> Stats | None:
         """The ledger's; those of the update before when a stop was asked for and the ledger went first."""
@@ -204,174 +174,68 @@ class Report:
             advantages=learned.advantages,
         )
         total = learned.sums.over(self._ranks)
-        mine = [t for mini in batch.mini for s in mini for t in s.trajectories]
-        facts = self._ranks.gather_all(
-            {
-                "rewards": [t.reward for t in mine],
-                "reward_s": [s.reward_s for mini in batch.mini for s in mini],
-                "parts": part_sums([t.reward_parts for t in mine]),
-                "lengths": [len(t.token_ids) for t in mine],
-                "tokens": sum(
-                    len(s.prompt.token_ids) + len(t.token_ids)
-                    for mini in batch.mini
-                    for s in mini
-                    for t in s.trajectories
-                ),
-                "cut": sum(t.finish_reason == 2 for t in mine),
-                "zero": sum(
-                    len({t.reward for t in s.trajectories}) == 1 for mini in batch.mini for s in mini
-                ),
-                "spans": [s.span for mini in batch.mini for s in mini],
-                "stale": sum(t.versions is not None and t.versions[0] < self._window for t in mine),
-                "turns": [t.turns for t in mine],
-                "counted": [t.environment_metrics for t in mine],
-            }
-        )
+        facts = UpdateFacts.gather(self._ranks, batch, self._window)
         stats = self._read_stats() if self._log is not None else None
-        window = self._window
-        samples = len(batch.items)
-        stale = sum(window - i.min_version > 0 for i in batch.items)
-        spans = [s for f in facts for s in f["spans"]]
         p.tokens += int(total.tokens)
-        p.trajectories += samples * self._config.rollout.n
-        p.stale_samples += stale
-        stale_trajectories = sum(f["stale"] for f in facts)
-        p.stale_trajectories += stale_trajectories
-        p.partial_samples += sum(s > 0 for s in spans)
-        self._partial_in_window[0] += sum(s > 0 for s in spans)
-        self._partial_in_window[1] += samples
-        self._partial_in_window[2] = max([self._partial_in_window[2], *spans])
+        p.trajectories += len(batch.items) * self._config.rollout.n
+        p.stale_samples += sum(self._window - i.min_version > 0 for i in batch.items)
+        p.stale_trajectories += facts.stale_trajectories
+        p.partial_samples += sum(s > 0 for s in facts.spans)
+        self._partial.add(facts.spans)
         if self._window_ended:
             self._close_window()
         began, ended, spent = self._clock.row()
         if self._log is None or stats is None:
             return
         self._trace.complete("step", began, ended, track="steps", step=p.step)
-        step_s, phases = seconds(ended - began), {name: seconds(ns) for name, ns in spent.items()}
-        self._window_s[0] += sum(phases.get(name, 0.0) for name in WAITS)
-        self._window_s[1] += step_s
-        row = self._row(batch, p, learned, total, facts, stats, step_s, phases, lr)
-        row |= self._log.canary_metrics()
+        update = Update(
+            items=batch.items,
+            window=self._window,
+            read_at=self._read_at,
+            learned=learned,
+            total=total,
+            facts=facts,
+            lr=lr,
+            wall_s=self.wall_s,
+            step_s=seconds(ended - began),
+            phases={name: seconds(ns) for name, ns in spent.items()},
+            skipped=self._skipped,
+            rejected=self._rejected,
+        )
+        self._window_s[0] += update.wait_s
+        self._window_s[1] += update.step_s
+        row = update_row(self._config, p, update, stats, self._partial_closed, self.parameters)
+        row |= self._sync | self._log.canary_metrics()
+        if self._rollouters.idle_ratio is not None:
+            row["rollouter/idle_ratio"] = self._rollouters.idle_ratio
+        if self._rollouters.utilization is not None:
+            row["rollouter/utilization"] = self._rollouters.utilization
         self._log.update(row)
         if self._tracking is not None:
             self._tracking.check()
-        seen = metrics.Observed(
-            spans=spans,
-            update_gaps=update_gaps(batch.items, p.step_of_version, self._steps_before(p, learned)),
-            latencies_s=_latencies(batch, self._read_at),
-            rewards=[r for f in facts for r in f["rewards"]],
-            lengths=[n for f in facts for n in f["lengths"]],
-            stale_trajectories=stale_trajectories,
-        )
-        metrics.observe(row, phases, samples, self._config.rollout.n, seen, self._gap_bound)
+        self._show(row, p, update)
         self._sync = {}
         self._skipped = self._rejected = 0
 
+    def _show(self, row: dict[str, Any], p: Progress, u: Update) -> None:
+        """In the Prometheus metrics."""
+        seen = metrics.Observed(
+            spans=u.facts.spans,
+            update_gaps=update_gaps(u.items, p.step_of_version, u.steps_before(p)),
+            latencies_s=u.latencies_s,
+            rewards=u.facts.rewards,
+            lengths=u.facts.lengths,
+            stale_trajectories=u.facts.stale_trajectories,
+        )
+        metrics.observe(row, u.phases, len(u.items), self._config.rollout.n, seen, self._gap_bound)
+
     def _close_window(self) -> None:
-        self._shown_partial, self._partial_in_window = self._partial_in_window, [0, 0, 0]
+        self._partial_closed, self._partial = self._partial, PartialCounts()
         self._window_ended = False
 
     def _begin_wait(self) -> None:
         self._wait_began = self._clock.begin_wait()
         metrics.CLOCK.begin_wait(seconds(self._wait_began))
-
-    @staticmethod
-    def _steps_before(p: Progress, learned: Learned) -> int:
-        """Optimizer steps before this update."""
-        return p.optimizer_steps - learned.optimizer_steps
-
-    def _row(
-        self,
-        batch: Batch,
-        p: Progress,
-        learned: Learned,
-        total: UpdateSums,
-        facts: list[dict[str, Any]],
-        stats: Stats,
-        step_s: float,
-        phases: dict[str, float],
-        lr: float,
-    ) -> dict[str, Any]:
-        tokens, squared = max(total.tokens, 1.0), total.weight_squared
-        grad_norms = learned.sums.grad_norms
-        rewards = [r for f in facts for r in f["rewards"]]
-        lengths = [n for f in facts for n in f["lengths"]]
-        samples = len(batch.items)
-        partial, in_window, span = self._shown_partial
-        row: dict[str, Any] = {
-            "step": p.step,
-            "optimizer_steps": p.optimizer_steps,
-            "lineage": p.lineage,
-            "wall_s": self.wall_s,
-            "trained_tokens": p.tokens,
-            "trainer/idle_ratio": sum(phases.get(name, 0.0) for name in WAITS) / step_s,
-            "fully_async/count/stale_samples_processed": p.stale_samples,
-            "fully_async/count/stale_trajectory_processed": p.stale_trajectories,
-            "fully_async/count/total_generated_samples": stats.finished,
-            "fully_async/count/dropped_stale_samples": stats.restarted,
-            "fully_async/count/current_param_version": stats.version,
-            "fully_async/partial/total_partial_num": partial,
-            "fully_async/partial/partial_ratio": partial / in_window if in_window else 0.0,
-            "fully_async/partial/max_partial_span": span,
-            **staleness_metrics(batch.items, self._window, p.step_of_version, self._steps_before(p, learned)),
-            "queue/depth": stats.counts["queued"],
-            "queue/in_flight": stats.counts["in_flight"],
-            "queue/message_latency_s": sum(_latencies(batch, self._read_at)) / samples,
-            "queue/oldest_age_s": stats.oldest_queued_age_s,
-            "queue/dead": stats.counts["dead"],
-            "queue/dropped": stats.counts["dropped"],
-            "queue/requeued": sum(stats.requeued.values()),
-            "queue/kept": sum(stats.kept.values()),
-            "perf/samples_per_s": samples / step_s,
-            "perf/tokens_per_s": tokens / step_s,
-            "perf/steps_per_hour": 3600.0 / step_s,
-            "actor/pg_loss": total.loss / tokens,
-            "actor/pg_clipfrac": total.clipped / tokens,
-            "actor/pg_clipfrac_lower": total.clipped_lower / tokens,
-            "actor/ppo_kl": total.old_kl / tokens,
-            "actor/entropy": total.entropy / tokens,
-            "actor/grad_norm": grad_norms[-1] if grad_norms else 0.0,
-            "actor/skipped_steps": self._skipped,
-            "queue/rejected": self._rejected,
-            "actor/lr": lr,
-            "rollout_corr/ess": total.weight**2 / (tokens * total.weight_squared)
-            if total.weight_squared > 0
-            else 1.0,
-            "rollout_corr/kl": total.kl / tokens,
-            "rollout_corr/k3_kl": total.k3 / tokens,
-            "rollout_corr/chi2_token": squared / tokens - 1.0,
-            "rollout_corr/ppl_ratio": math.exp(min(total.kl / tokens, 20.0)),
-            "rollout_corr/masked_fraction": total.masked / tokens,
-            **spread(rewards, "reward"),
-            **part_means([f["parts"] for f in facts]),
-            "response_length/mean": sum(lengths) / len(lengths),
-            "response_length/max": max(lengths),
-            "response_length/clip_ratio": sum(f["cut"] for f in facts) / len(lengths),
-            "group/zero_std_ratio": sum(f["zero"] for f in facts) / samples,
-            "timing_s/step": step_s,
-            "timing_s/reward": sum(s for f in facts for s in f["reward_s"]) / samples,
-            **{f"timing_s/{name}": spent for name, spent in phases.items()},
-            **learned.metrics,
-            **self._sync,
-        }
-        if self._config.algorithm.rollout_correction.rollout_is is not None:
-            row["rollout_corr/clipped_fraction"] = total.truncated / tokens
-        if peak := self._config.trainer.peak_flops:
-            # Forward and backward, two operations per parameter and token in the one, four in the other;
-            # attention's own are left out (Chowdhery et al. 2022, appendix B).
-            work = 6.0 * self.parameters * sum(f["tokens"] for f in facts)
-            row["perf/mfu"] = work / (step_s * peak * self._config.world_size)
-        if self._config.actor.use_kl_loss:
-            row["actor/kl_loss"] = total.reference_kl / tokens
-            row["actor/kl_coef"] = self._config.actor.kl_loss_coef
-        if not self._config.environment.is_single_turn:
-            turns, counted = ([x for f in facts for x in f[key]] for key in ("turns", "counted"))
-            row |= environment_metrics(turns, counted)
-        if self._idle is not None:
-            row["rollouter/idle_ratio"] = self._idle
-        if self._utilization is not None:
-            row["rollouter/utilization"] = self._utilization
-        return row
 
     def close(self) -> None:
         self._trace.close()
@@ -380,8 +244,3 @@ class Report:
             self._log.close()
         if self._tracking is not None:
             self._tracking.close()
-
-
-def _latencies(batch: Batch, read_at: float) -> list[float]:
-    """Seconds from written to read of each sample, by the wall clock that stamped both."""
-    return [max(0.0, read_at - i.t_finished) for i in batch.items]

@@ -23,7 +23,7 @@ from headrace_trainer.batch import Batch
 from headrace_trainer.learner import Learner
 from headrace_trainer.progress import Progress
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import Report
+from headrace_trainer.report import StepReport
 from headrace_trainer.sync_client import SyncClient, SyncFailed
 from headrace_trainer.weight_server import WeightServer
 from headrace_trainer.window_rule import WindowRule
@@ -45,7 +45,7 @@ class Rounds:
         client: SyncClient | None,
         progress: Progress,
         rule: WindowRule,
-        report: Report,
+        report: StepReport,
         *,
         stopping: Callable[[], bool],
         check_ledger: Callable[[], None],

@@ -8,14 +8,19 @@ from headrace.config import RunConfig
 from headrace_trainer.checkpoint import Checkpoints
 from headrace_trainer.progress import Progress
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import Report
+from headrace_trainer.report import StepReport
 
 
 class SaveSchedule:
     """Every rank calls the same."""
 
     def __init__(
-        self, config: RunConfig, ranks: Ranks, checkpoints: Checkpoints, progress: Progress, report: Report
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        report: StepReport,
     ) -> None:
         self._trainer = config.trainer
         self._ranks = ranks
