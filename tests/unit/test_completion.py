@@ -74,7 +74,7 @@ class World:
         driver = SimpleNamespace(
             ledger=SimpleNamespace(run=self.run, redis=SimpleNamespace(hgetall=self.hgetall, hset=self.hset)),
             term=term,
-            version=7,
+            state=SimpleNamespace(version=7),
         )
         cluster: Any = self
         return Completion("x", driver, cluster, self.attempt, "pod", lambda: self.now)  # type: ignore[arg-type]

@@ -35,10 +35,11 @@ def pod(name: str) -> Pod:
 class FakeDriver:
     """Who is a member, as the ledger says, and who was told to be gone."""
 
-    version = 0
     term = 1
 
     def __init__(self) -> None:
+        self.state = SimpleNamespace(version=0)
+        self.roster = self.reports = self
         self.notices = Notices()
         self.connections = SimpleNamespace(members={})
         self.ledger = self

@@ -303,7 +303,7 @@ async def test_a_change_during_the_start_is_noticed(file: Path, monkeypatch: pyt
     assert await coordinator.serve(args) == coordinator.EX_CONFIG
     (found,) = made
     await found.look()
-    assert found._driver.tuning.staleness_threshold == 0.25
+    assert found._driver.state.tuning.staleness_threshold == 0.25
 
 
 def test_partial_rollout_does_not_change_by_its_default(file: Path) -> None:

@@ -33,8 +33,9 @@ from headrace.redis_connect import connect_async
 from headrace.startup import until_configured
 from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
-from headrace_coordinator.driver import Driver, Superseded
+from headrace_coordinator.driver import Driver
 from headrace_coordinator.ledger_watch import watch_ledger
+from headrace_coordinator.roster import Superseded
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
 

@@ -79,6 +79,12 @@ class Connections:
             command.term = self.term
             self.trainer.outgoing.put_nowait(command)
 
+    def resume(self, connection: MemberConnection, version: int, canary: pb.Canary | None) -> None:
+        # From here on it may be generating: it has to say that it has paused before it is sent anything.
+        connection.paused = connection.asked_to_pause = False
+        connection.version = version
+        self.send(connection, pb.MemberCommand(resume=pb.Resume(version=version, canary=canary)))
+
     def expel(self, connection: MemberConnection, reason: str) -> None:
         """Tell it that it was expired, and end its stream: it takes part in nothing any more."""
         if self.members.get(connection.incarnation) is connection:

@@ -52,6 +52,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._reports = driver.reports
         self.launches = Launches(driver.config.trainer.nnodes)
         self._open: set[asyncio.Queue[Any]] = set()
         """What is sent on each stream; None ends it."""
@@ -86,14 +87,14 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
         log.info("member connected", extra={"member": hello.incarnation, "version": hello.version})
         reader: asyncio.Task[None] | None = None
         try:
-            await self._driver.member_joined(connection)
+            await self._reports.member_joined(connection)
             reader = asyncio.create_task(self._read_member(connection, request_iterator))
             async for command in self._commands(connection.outgoing):
                 yield command
         finally:
             if reader is not None:
                 reader.cancel()
-            self._driver.member_left(connection)
+            self._reports.member_left(connection)
 
     async def _read_member(self, c: MemberConnection, reports: AsyncIterator[pb.MemberReport]) -> None:
         try:
@@ -107,9 +108,9 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
             c.outgoing.put_nowait(None)
 
     async def _on_member(self, c: MemberConnection, report: pb.MemberReport) -> None:
-        d, name = self._driver, c.incarnation
+        d, name = self._reports, c.incarnation
         match report.WhichOneof("report"):
-            case "paused" if report.paused.term == d.term:
+            case "paused" if report.paused.term == self._driver.term:
                 d.paused(c, report.paused.round)
             case "ready" if (attempt := d.transfers.attempt_of(report.ready.session)) is not None:
                 d.transfers.event(s.Ready(name, attempt))
@@ -140,7 +141,7 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
             snapshot_version=hello.snapshot_version,
             nccl=hello.nccl,
         )
-        if why := await self._driver.trainer_joined(connection, hello.manifest):
+        if why := await self._reports.trainer_joined(connection, hello.manifest):
             log.warning("trainer refused", extra={"lineage": hello.lineage, "why": why})
             yield pb.TrainerCommand(term=self._driver.term, rejected=pb.Rejected(reason=why))
             return
@@ -151,10 +152,10 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
                 yield command
         finally:
             reader.cancel()
-            self._driver.trainer_left(connection)
+            self._reports.trainer_left(connection)
 
     async def _read_trainer(self, c: TrainerConnection, reports: AsyncIterator[pb.TrainerReport]) -> None:
-        d = self._driver
+        d = self._reports
         try:
             async for report in reports:
                 match report.WhichOneof("report"):
@@ -217,14 +218,14 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetStatusReply:
-        d = self._driver
+        d, session = self._driver, self._driver.transfers.session
         return pb.GetStatusReply(
             term=d.term,
-            round=d.round,
-            phase=str(d.session.phase) if d.session else "idle",
-            version=d.version,
-            members=sorted(d.members),
-            joiners=sorted(d.joiners()),
+            round=d.state.round,
+            phase=str(session.phase) if session else "idle",
+            version=d.state.version,
+            members=sorted(d.roster.members),
+            joiners=sorted(d.roster.joiners()),
             trainer_connected=d.trainer is not None,
-            waiting_for=sorted(d.session.waiting) if d.session else [],
+            waiting_for=sorted(session.waiting) if session else [],
         )

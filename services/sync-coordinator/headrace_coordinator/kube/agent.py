@@ -26,11 +26,12 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError
 from headrace_coordinator import metrics
-from headrace_coordinator.driver import Driver, replica_of
+from headrace_coordinator.driver import Driver
 from headrace_coordinator.kube.api import Cluster, ClusterError, Expired, Pod
 from headrace_coordinator.kube.completion import Completion
 from headrace_coordinator.kube.rules import Aggregator, costs_to_set
 from headrace_coordinator.notices import ConfigRefused, Fenced, SyncFailed, Tuned
+from headrace_coordinator.roster import replica_of
 
 log = logging.getLogger("headrace.coordinator.kube")
 
@@ -167,7 +168,7 @@ class Agent:
             self._note_leaving()
 
     async def _gone(self, name: str) -> None:
-        left = await self._driver.replica_gone(name)
+        left = await self._driver.reports.replica_gone(name)
         was = self.pods.pop(name, None)
         self._cost_set_at.pop(name, None)
         self._note_leaving()  # not before: it could be taken in once more
@@ -176,8 +177,8 @@ class Agent:
             log.info("rollouter is gone", extra={"pod": name, "taken_back_from": left})
 
     def _note_leaving(self) -> None:
-        self._driver.leaving = frozenset(name for name, pod in self.pods.items() if pod.leaving)
-        metrics.LEAVING.set(len(self._driver.leaving))
+        self._driver.roster.leaving = frozenset(name for name, pod in self.pods.items() if pod.leaving)
+        metrics.LEAVING.set(len(self._driver.roster.leaving))
 
     # -- deletion costs --------------------------------------------------------------------------
 

@@ -97,9 +97,9 @@ class Completion:
         about = settings.trainer_deployment
         if self._event[0] != lineage:
             self._event = lineage, f"{about[:200]}.{uuid.uuid4().hex[:16]}", self._clock() + _TELL_S
-            log.info("run completed", extra={"version": self._driver.version, "lineage": lineage})
+            log.info("run completed", extra={"version": self._driver.state.version, "lineage": lineage})
         _, name, until = self._event
-        note = f"version {self._driver.version} is exported"
+        note = f"version {self._driver.state.version} is exported"
         if settings.scale_to_zero_on_completion:
             note += f"; rollouters and trainer {'are' if scaled else 'could not yet be'} scaled to none"
         what = (name, "Deployment", about, "RunCompleted", note, False, self._reporter, datetime.now(UTC))
