@@ -13,7 +13,6 @@ from headrace.config_base import Section
 if TYPE_CHECKING:
     from headrace.config import RunConfig
 
-FUNCTION_KINDS = ("function", "reasoning_gym", "math_verify")
 REMOTE_KINDS = ("http", "reward_model")
 
 

@@ -17,18 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 
-def recipe_nodes(
-    trainer_nodes: int, trainer_gpus: int, rollout_nodes: int, rollout_gpus: int, gpus_per_node: int
-) -> int:
-    """The recipe's rule; `*_gpus` are per node. Raises ValueError when a pool does not fit on its nodes."""
-    for what, gpus in (("trainer", trainer_gpus), ("rollout", rollout_gpus)):
-        if gpus > gpus_per_node:
-            raise ValueError(f"{gpus} {what} GPUs per node, but a node has {gpus_per_node}")
-    if trainer_gpus + rollout_gpus <= gpus_per_node:
-        return max(trainer_nodes, rollout_nodes)
-    return trainer_nodes + rollout_nodes
-
-
 def nodes_needed(
     trainer_nodes: int, trainer_gpus: int, replicas: int, tensor_parallel: int, gpus_per_node: int
 ) -> int:

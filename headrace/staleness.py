@@ -164,14 +164,6 @@ def syncs_between(forks: Forks, one: int, other: int) -> int:
     return windows
 
 
-def gate_open(outstanding: int, trained_since_sync: int, max_required: int) -> bool:
-    """Whether one more sample may be started.
-
-    `outstanding` = in_flight + parked + queued + training.
-    """
-    return outstanding + trained_since_sync < max_required
-
-
 def derive_mode(rule: StalenessRule) -> Mode:
     """The name of the mode that the parameters express."""
     if rule.threshold == 0:

@@ -234,27 +234,8 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def read_path(rows: Iterable[dict[str, Any]]) -> TrainedPath:
-    """`follow` rows that were read already."""
-    return follow(Line(0, "", row, True) for row in rows)
-
-
 def summary_line(path: TrainedPath) -> str:
     """`4 lineages, 160 steps, 2560 samples trained once each (96 more were taken back with their steps)`."""
     back = f" ({path.taken_back} more were taken back with their steps)" if path.taken_back else ""
     lineages = "1 lineage" if path.lineages == 1 else f"{path.lineages} lineages"
     return f"{lineages}, {len(path.steps)} steps, {len(path.ids)} samples trained once each{back}"
-
-
-def compare(path: TrainedPath, states: dict[str, str]) -> list[str]:
-    """What differs between the path and the ledger (`states`: state of every issued id) of an ended run."""
-    seen = set(path.ids)
-    out = []
-    for sample_id in sorted(seen):
-        state = states.get(sample_id)
-        if state != "trained":
-            out.append(f"{sample_id}: trained, the ledger says {state or 'it was never issued'}")
-    for sample_id, state in sorted(states.items()):
-        if state == "trained" and sample_id not in seen:
-            out.append(f"{sample_id}: trained in the ledger, but in no step of the last lineage's path")
-    return out

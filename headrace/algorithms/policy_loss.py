@@ -72,7 +72,7 @@ class PolicyLossInput:
     log_probs: torch.Tensor
     """Of the policy that is trained, now."""
     old_log_probs: torch.Tensor
-    """Of the policy that the ratio refers to (see `old_log_probs.choose_old`)."""
+    """Of the policy that the ratio refers to (`actor.use_rollout_log_probs` says which)."""
     advantages: torch.Tensor
     mask: torch.Tensor
     """1 on the tokens that are trained."""

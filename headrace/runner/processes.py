@@ -216,10 +216,6 @@ class Supervisor:
         """Process ids of the services that run."""
         return {c.name: c.process.pid for c in self.children.values() if c.process is not None and c.running}
 
-    @property
-    def all_ready(self) -> bool:
-        return all(child.state is State.READY for child in self.children.values())
-
     def _advance(self, child: Child, now: float) -> Completed | Failed | None:
         if child.state is State.WAITING:
             earlier = (c for c in self.children.values() if c.service.stage < child.service.stage)

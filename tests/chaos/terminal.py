@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace import trained_log
 from headrace.checkpoints import complete_checkpoints
 from headrace.endings import EX_BEYOND_REPAIR
-from headrace.records.json_files import read_rows
+from headrace.row_file import read_lines
 from tests.chaos.faults import LIMIT_S
 from tests.chaos.world import Stuck, World
 
@@ -96,7 +96,7 @@ def _audit_names_samples(world: World) -> None:
     said = found.stdout + found.stderr
     if found.returncode != 1:
         raise Stuck(f"headrace audit ended with {found.returncode}:\n{said[-2000:]}")
-    trained = set(trained_log.read_path(read_rows(world.layout.trained)).ids)
+    trained = set(trained_log.follow(read_lines(world.layout.trained)).ids)
     if trained and not trained & set(SAMPLE.findall(said)):
         raise Stuck(
             f"headrace audit names none of the {len(trained)} samples that were trained:\n{said[-2000:]}"

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from headrace import trained_log
 from headrace.ledger.audit import read_op, states
 from headrace.ledger.client import SyncLedger
-from headrace.records.json_files import read_rows
 from headrace.redis_connect import connect
+from headrace.row_file import read_lines
+from headrace.trained_log import TrainedPath
 from tests.chaos.kinds import KINDS
 from tests.chaos.world import NAME, World
 
@@ -58,7 +59,7 @@ def judge(world: World) -> Verdict:
     """What became of every sample of a run."""
     with connect(world.valkey.url, timeout_s=60.0) as client:
         found = states(SyncLedger(client, NAME).run(read_op()))
-    path = trained_log.read_path(read_rows(world.layout.trained))
+    path = trained_log.follow(read_lines(world.layout.trained))
     counts: dict[str, int] = {}
     for sample_id in path.ids:
         counts[sample_id] = counts.get(sample_id, 0) + 1
@@ -70,7 +71,7 @@ def judge(world: World) -> Verdict:
         for i, state in found.items()
         if (completed and state not in ENDS) or (state == "trained" and i not in counts)
     )
-    verdict.troubles = trained_log.compare(path, found)[:10] + path.problems[:10]
+    verdict.troubles = compare(path, found)[:10] + path.problems[:10]
     issued = int(world.summary().get("ledger", {}).get("issued_total", -1))
     if issued != len(found):
         verdict.troubles.append(f"{issued} samples were issued, the ledger has {len(found)}")
@@ -87,3 +88,17 @@ def table(outcomes: Sequence[Outcome], kinds: Iterable[str] = KINDS) -> str:
         shown = f"{statistics.median(times):>9.1f} {max(times):>9.1f}" if times else f"{'-':>9} {'-':>9}"
         lines.append(f"{kind:<28} {len(of_kind):>5} {len(times):>9} {shown}")
     return "\n".join(lines)
+
+
+def compare(path: TrainedPath, states: dict[str, str]) -> list[str]:
+    """What differs between the path and the ledger (`states`: state of every issued id) of an ended run."""
+    seen = set(path.ids)
+    out = []
+    for sample_id in sorted(seen):
+        state = states.get(sample_id)
+        if state != "trained":
+            out.append(f"{sample_id}: trained, the ledger says {state or 'it was never issued'}")
+    for sample_id, state in sorted(states.items()):
+        if state == "trained" and sample_id not in seen:
+            out.append(f"{sample_id}: trained in the ledger, but in no step of the last lineage's path")
+    return out

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.runner.processes import Completed, Failed, Service, Supervisor, command
+from headrace.runner.processes import Completed, Failed, Service, State, Supervisor, command
 from tests.waiting import until
 
 DEADLINE_S = 20.0
@@ -72,3 +72,7 @@ class Bench:
 
 def count_starts(name: str) -> str:
     return f"open({name!r}, 'a').write('x')\n"
+
+
+def all_ready(supervisor: Supervisor) -> bool:
+    return all(child.state is State.READY for child in supervisor.children.values())

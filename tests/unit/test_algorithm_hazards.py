@@ -14,13 +14,11 @@ from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, 
 from headrace.algorithms.importance_weights import effective_sample_size, importance_weights, parse_band
 from headrace.algorithms.kl import KL_PENALTIES, kl_penalty
 from headrace.algorithms.log_probs import token_log_probs
-from headrace.algorithms.old_log_probs import choose_old, clipping_is_disabled
 from headrace.algorithms.policy_loss import (
     POLICY_LOSSES,
     policy_loss,
 )
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
-from headrace.algorithms.shaping import has_spread, normalise_rewards
 from headrace.algorithms.value_loss import clipped_value_loss
 from headrace.algorithms.whitening import whiten
 from tests.unit.algorithm_batches import (
@@ -71,14 +69,10 @@ def test_the_plain_formula_is_not_zero() -> None:
     assert max(noise) > 0.01
 
 
-def test_equal_values_are_whitened_to_zero_and_have_no_spread() -> None:
+def test_equal_values_are_whitened_to_zero() -> None:
     x = torch.full((3, 5), 0.7)
     mask = torch.ones(3, 5)
     assert torch.equal(whiten(x, mask), torch.zeros_like(x))
-    ids = torch.tensor([4, 4, 9, 9, 9])
-    rewards = torch.tensor([0.7, 0.7, 0.7, 0.7, 0.8])
-    assert has_spread(rewards, ids).tolist() == [False, False, True, True, True]
-    assert normalise_rewards(rewards, ids)[:2].tolist() == [0.0, 0.0]
 
 
 def test_one_equal_group_does_not_disturb_the_others() -> None:
@@ -92,31 +86,16 @@ def test_one_equal_group_does_not_disturb_the_others() -> None:
 # ---- 2. which log-probs are old ----
 
 
-def test_old_equal_to_current_disables_clipping_and_is_noticed() -> None:
+def test_old_equal_to_current_disables_clipping() -> None:
     b = batch_of()
     disguised = loss_input(b, old_log_probs=b["now"], importance_weights=None)
     honest = loss_input(b, old_log_probs=b["behaviour"] - 1.0, importance_weights=None)
     assert policy_loss("ppo", disguised).metrics["clip_fraction"].sum() == 0
     assert policy_loss("ppo", honest).metrics["clip_fraction"].sum() > 0
-    assert clipping_is_disabled(b["now"], b["now"].clone(), b["mask"])
-    assert not clipping_is_disabled(b["now"], b["old"], b["mask"])
-    one_differs = b["now"].clone()
-    one_differs[0, 0] += 1e-9
-    assert not clipping_is_disabled(b["now"], one_differs, b["mask"])
-    only_outside = torch.where(b["mask"] > 0, b["now"], math.nan)
-    assert clipping_is_disabled(b["now"], only_outside, b["mask"])
 
 
 def test_the_engines_log_probs_are_old_and_get_no_second_weight() -> None:
     b = batch_of()
-    ours = choose_old(True, b["behaviour"], b["old"])
-    assert ours.log_probs is b["behaviour"]
-    assert not ours.corrected
-    recomputed = choose_old(False, b["behaviour"], b["old"])
-    assert recomputed.log_probs is b["old"]
-    assert recomputed.corrected
-    with pytest.raises(ValueError, match="must recompute"):
-        choose_old(False, b["behaviour"], None)
     weighted = replace(
         SETTINGS, rollout_correction=RolloutCorrectionConfig(rollout_is="token", rollout_is_threshold=1.1)
     )

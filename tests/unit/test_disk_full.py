@@ -40,7 +40,7 @@ from headrace_trainer.ranks import Ranks
 from headrace_trainer.run_log import RunLog
 from headrace_trainer.worker import exit_code
 from tests.unit.learners import config, training
-from tests.unit.supervised import Bench, wait_until
+from tests.unit.supervised import Bench, all_ready, wait_until
 
 WHAT_TO_DO = r"free some space there and start the run again, it goes on$"
 
@@ -220,7 +220,7 @@ def test_a_server_without_room_says_so_and_keeps_what_it_acknowledged(
         says=lambda: valkey_server.no_room(directory, log) or "",
     )
     supervisor = bench.supervise(server, max_restarts=0)
-    bench.poll_until(lambda: supervisor.all_ready, "the server")
+    bench.poll_until(lambda: all_ready(supervisor), "the server")
     with connect(url, 5.0) as client:
         ledger = SyncLedger(client, "small", retry_s=0.1)
         ledger.run(ops.configure(1000, 1, 1, 1, 1000, "f"))

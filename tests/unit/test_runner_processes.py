@@ -15,7 +15,7 @@ from headrace.endings import EX_BEYOND_REPAIR, EX_SOFTWARE, EX_STOPPED, REASON_F
 from headrace.runner.processes import Completed, Failed, Service, State, command
 from headrace.service.exits import describe_exit, last_lines
 from headrace.service.guardian import MARK, kill_marked, marked, parents
-from tests.unit.supervised import DEADLINE_S, FOREVER, Bench, count_starts, wait_until
+from tests.unit.supervised import DEADLINE_S, FOREVER, Bench, all_ready, count_starts, wait_until
 
 
 def test_the_end_of_the_trainer_completes_the_run(bench: Bench) -> None:
@@ -106,7 +106,7 @@ def test_later_stages_wait_for_earlier_ones(bench: Bench) -> None:
     bench.poll_until(lambda: "first" in supervisor.pids(), "first runs")
     assert supervisor.children["second"].state is State.WAITING
     flag.touch()
-    bench.poll_until(lambda: supervisor.all_ready, "both are ready")
+    bench.poll_until(lambda: all_ready(supervisor), "both are ready")
 
 
 def test_a_start_that_takes_too_long_fails_the_run(bench: Bench) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.row_file import read_lines
-from headrace.trained_log import FILE, TrainedLog, compare, follow, read_path, summary_line
+from headrace.row_file import Line, read_lines
+from headrace.trained_log import FILE, TrainedLog, TrainedPath, follow, summary_line
+from tests.chaos.verdict import compare
 
 
 def began(lineage: int, step: int) -> dict[str, Any]:
@@ -19,6 +20,10 @@ def began(lineage: int, step: int) -> dict[str, Any]:
 
 def step(lineage: int, number: int, *ids: str) -> dict[str, Any]:
     return {"lineage": lineage, "step": number, "ids": list(ids)}
+
+
+def path_of(rows: list[dict[str, Any]]) -> TrainedPath:
+    return follow(Line(0, "", row, True) for row in rows)
 
 
 def test_a_start_takes_back_what_its_checkpoint_has_not(tmp_path: Path) -> None:
@@ -54,12 +59,12 @@ def test_a_start_takes_back_what_its_checkpoint_has_not(tmp_path: Path) -> None:
     ],
 )
 def test_what_must_not_be(rows: list[dict[str, Any]], told: str) -> None:
-    problems = read_path(rows).problems
+    problems = path_of(rows).problems
     assert any(told in p for p in problems), problems
 
 
 def test_what_differs_from_the_ledger() -> None:
-    path = read_path([began(1, 0), step(1, 1, "a", "b", "c")])
+    path = path_of([began(1, 0), step(1, 1, "a", "b", "c")])
     states = {"a": "trained", "b": "queued", "d": "trained", "e": "dead"}
     assert compare(path, states) == [
         "b: trained, the ledger says queued",
@@ -79,7 +84,7 @@ def test_whatever_dies_and_goes_on_leaves_each_sample_once(walk: list[tuple[int,
             rows.append(step(lineage, number, str(number)))  # a step trains its own sample again
             trained += 1
         at += steps
-    path = read_path(rows)
+    path = path_of(rows)
     assert path.problems == []
     assert path.ids == [str(n) for n in range(1, at + 1)]
     assert path.taken_back == trained - at
