@@ -33,6 +33,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from headrace.config import RunConfig
+from headrace.ledger.replies import Claimed, Payload
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import (
     FinishReason,
@@ -48,21 +49,6 @@ from headrace.wire import (
 
 LEAST_LOG_PROB = -200.0
 """Of a token that was sampled. The smallest probability that float32 knows is exp(-103.3)."""
-
-
-@dataclass(frozen=True)
-class Told:
-    """What the ledger knows about a finished sample."""
-
-    sample_id: str
-    attempt: int
-    owner: str
-    min_version: int
-    max_version: int
-    tokens: int
-    """Prompt and response tokens of the whole group."""
-    prompt: bytes
-    """Prompt message, as it was issued."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +101,10 @@ class SampleReader:
                 raise WireError("environment state without an environment")
         return group
 
-    def sample(self, raw: bytes, told: Told, window: Window | None = None) -> Sample:
-        """A finished group. Raises WireError."""
-        sample = decode_sample(raw)
-        self._check_identity(sample, told)
+    def sample(self, payload: Payload, told: Claimed, window: Window | None = None) -> Sample:
+        """A finished group. `told`: what `finish` was told of it. Raises WireError."""
+        sample = decode_sample(payload.sample)
+        _check_identity(sample, payload, told)
         if len(sample.trajectories) != self._group:
             raise WireError(f"{len(sample.trajectories)} trajectories, rollout.n is {self._group}")
         self._check_prompt(sample.prompt)
@@ -133,21 +119,6 @@ class SampleReader:
                 raise WireError(f"{name} is {seconds}")
         _check_versions(sample, told, window)
         return sample
-
-    def _check_identity(self, sample: Sample, told: Told) -> None:
-        if sample.prompt.sample_id != told.sample_id:
-            raise WireError(f"payload belongs to sample {_shown(sample.prompt.sample_id)}")
-        if sample.attempt != told.attempt:
-            raise WireError(f"payload of attempt {sample.attempt}, the ledger has attempt {told.attempt}")
-        if sample.owner != told.owner:
-            raise WireError(f"payload of owner {_shown(sample.owner)}, it was finished by {told.owner}")
-        issued = decode_prompt(told.prompt)
-        for field in fields(Prompt):
-            ours, theirs = getattr(issued, field.name), getattr(sample.prompt, field.name)
-            # `repr` holds what JSON may: a nan, which does not equal itself.
-            same = np.array_equal(ours, theirs) if field.name == "token_ids" else repr(ours) == repr(theirs)
-            if not same:
-                raise WireError(f"the prompt is not the issued one: {field.name} differs")
 
     def _check_prompt(self, prompt: Prompt) -> None:
         if len(prompt.token_ids) > self._max_prompt:
@@ -202,7 +173,23 @@ def _ends_of_turns(mask: MaskArray) -> list[int]:
     return [*found, len(mask)] if len(mask) and mask[-1] else found
 
 
-def _check_versions(sample: Sample, told: Told, window: Window | None) -> None:
+def _check_identity(sample: Sample, payload: Payload, told: Claimed) -> None:
+    if sample.prompt.sample_id != told.sample_id:
+        raise WireError(f"payload belongs to sample {_shown(sample.prompt.sample_id)}")
+    if sample.attempt != told.attempt:
+        raise WireError(f"payload of attempt {sample.attempt}, the ledger has attempt {told.attempt}")
+    if sample.owner != payload.owner:
+        raise WireError(f"payload of owner {_shown(sample.owner)}, it was finished by {payload.owner}")
+    issued = decode_prompt(payload.prompt)
+    for field in fields(Prompt):
+        ours, theirs = getattr(issued, field.name), getattr(sample.prompt, field.name)
+        # `repr` holds what JSON may: a nan, which does not equal itself.
+        same = np.array_equal(ours, theirs) if field.name == "token_ids" else repr(ours) == repr(theirs)
+        if not same:
+            raise WireError(f"the prompt is not the issued one: {field.name} differs")
+
+
+def _check_versions(sample: Sample, told: Claimed, window: Window | None) -> None:
     oldest, newest = sample.min_version, sample.max_version
     if (oldest, newest) != (told.min_version, told.max_version):
         raise WireError(

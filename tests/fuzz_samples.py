@@ -25,7 +25,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from headrace.config import RunConfig
-from headrace.sample_checks import SampleReader, Told, Window, validation_result
+from headrace.ledger.replies import Claimed, Payload
+from headrace.sample_checks import SampleReader, Window, validation_result
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import Prompt, Sample, Trajectory, WireError, encode_prompt
 from tests import sample_rules
@@ -155,9 +156,10 @@ def attack_sample(world: World) -> str:
     raw = mutated(world.rng, message, change_sample)
     if world.rng.random() < 0.4:
         run = as_it_says(raw, run)
-    told = Told(SAMPLE_ID, run.attempt, run.owner, *run.versions, run.tokens, world.issued)
+    told = Claimed(SAMPLE_ID, run.attempt, *run.versions, run.tokens)
     try:
-        found = world.reader.sample(raw, told, Window(run.window, lambda oldest: run.bound))
+        payload = Payload(raw, world.issued, run.owner)
+        found = world.reader.sample(payload, told, Window(run.window, lambda oldest: run.bound))
     except WireError as error:
         return reason_of(error)
     said = pb.Sample.FromString(raw)
@@ -278,10 +280,9 @@ def valid_ones_pass(seed: int, count: int = 200) -> None:
     for _ in range(count):
         world = World(rng)
         message, run = world.sample()
-        told = Told(SAMPLE_ID, run.attempt, run.owner, *run.versions, run.tokens, world.issued)
-        world.reader.sample(
-            message.SerializeToString(), told, Window(run.window, lambda oldest, r=run: r.bound)
-        )
+        told = Claimed(SAMPLE_ID, run.attempt, *run.versions, run.tokens)
+        payload = Payload(message.SerializeToString(), world.issued, run.owner)
+        world.reader.sample(payload, told, Window(run.window, lambda oldest, r=run: r.bound))
         sample_rules.sample_holds(message, run)
         parked = world.parked()
         world.reader.parked(parked.SerializeToString(), run.oldest_parked, run.served)

@@ -305,7 +305,7 @@ class InMemorySamples:
     @staticmethod
     def _claimed(status: r.ClaimStatus, pairs: Iterable[tuple[Record, int]]) -> r.ClaimReply:
         items = [
-            r.Claimed(s.id, "", s.attempt, s.min_version, s.max_version, s.tokens, 0.0)
+            r.Claimed(s.id, s.attempt, s.min_version, s.max_version, s.tokens)
             for s, attempt in pairs
             if s.state is State.TRAINING and s.attempt == attempt
         ]

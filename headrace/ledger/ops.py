@@ -192,8 +192,8 @@ def claim(lineage: int, window: int, count: int, request_id: str | None = None) 
 
     def parse(raw: Any) -> r.ClaimReply:
         items = [
-            r.Claimed(_text(i), _text(e), int(a), int(lo), int(hi), int(n), float(t))
-            for i, e, a, lo, hi, n, t in _rows(raw[1:], 7)
+            r.Claimed(_text(i), int(a), int(lo), int(hi), int(n), float(t))
+            for i, _entry, a, lo, hi, n, t in _rows(raw[1:], 7)
         ]
         return r.ClaimReply(r.ClaimStatus(_text(raw[0])), items)
 

@@ -127,15 +127,17 @@ class ExpireReply:
 
 @dataclass(frozen=True)
 class Claimed:
+    """A finished sample as `finish` was told of it: what the trainer plans with, and what its payload is held
+    against."""
+
     sample_id: str
-    eid: str = field(compare=False)
-    """Entry of the samples stream."""
     attempt: int
     min_version: int
     max_version: int
     tokens: int
-    t_finished: float = field(compare=False)
-    """Server time, seconds."""
+    """Prompt and response tokens of the whole group."""
+    t_finished: float = field(default=0.0, compare=False)
+    """Server time, seconds; 0 before it has one."""
 
 
 @dataclass(frozen=True)

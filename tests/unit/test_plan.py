@@ -8,19 +8,20 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_trainer.plan import Item, assign, micro_batches, mini_batches, order
+from headrace.ledger.replies import Claimed
+from headrace_trainer.plan import assign, micro_batches, mini_batches, order
 
 
-def items_of(tokens: list[int]) -> list[Item]:
+def items_of(tokens: list[int]) -> list[Claimed]:
     """Distinct ids, in an order that is neither theirs nor that of their tokens."""
     ids = [f"{(7 * i + 3) % len(tokens) if len(tokens) % 7 else i:010d}" for i in range(len(tokens))]
-    return [Item(i, 1, n, 0, 0, 0.0) for i, n in zip(ids, tokens, strict=True)]
+    return [Claimed(i, 1, 0, 0, n) for i, n in zip(ids, tokens, strict=True)]
 
 
 batches = st.lists(st.integers(1, 50), max_size=40).map(items_of)
 
 
-def loads(shares: list[list[Item]]) -> list[int]:
+def loads(shares: list[list[Claimed]]) -> list[int]:
     return [sum(i.tokens for i in share) for share in shares]
 
 
@@ -32,7 +33,7 @@ def best_largest_load(tokens: list[int], ranks: int) -> int:
 
 
 @given(batches, st.integers(1, 8))
-def test_each_sample_goes_to_exactly_one_rank(items: list[Item], ranks: int) -> None:
+def test_each_sample_goes_to_exactly_one_rank(items: list[Claimed], ranks: int) -> None:
     shares = assign(items, ranks)
     assert len(shares) == ranks
     assert sorted(i.sample_id for share in shares for i in share) == sorted(i.sample_id for i in items)
@@ -59,7 +60,7 @@ def test_the_bound_is_met_where_first_come_first_served_fails_it() -> None:
 
 
 @given(st.lists(st.integers(1, 5), max_size=20).map(items_of), st.integers(1, 4), st.randoms())
-def test_every_rank_computes_the_same_plan(items: list[Item], ranks: int, random: object) -> None:
+def test_every_rank_computes_the_same_plan(items: list[Claimed], ranks: int, random: object) -> None:
     """The same samples always meet the same fate, also when they were claimed in another order."""
     shuffled = list(items)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -97,7 +98,7 @@ def test_micro_batches_by_example() -> None:
 
 
 @given(batches, st.integers(1, 10))
-def test_mini_batches_are_consecutive(items: list[Item], size: int) -> None:
+def test_mini_batches_are_consecutive(items: list[Claimed], size: int) -> None:
     cut = mini_batches(items, size)
     assert [i for part in cut for i in part] == items
     assert all(len(part) == size for part in cut[:-1])
@@ -105,7 +106,7 @@ def test_mini_batches_are_consecutive(items: list[Item], size: int) -> None:
 
 
 @given(batches)
-def test_order_is_by_id_only_when_strict(items: list[Item]) -> None:
+def test_order_is_by_id_only_when_strict(items: list[Claimed]) -> None:
     assert order(items, strict=False) == items
     strict = order(items, strict=True)
     assert strict == sorted(items, key=lambda i: i.sample_id)

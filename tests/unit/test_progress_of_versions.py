@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.ledger.replies import Claimed
 from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
-from headrace_trainer.plan import Item
 from headrace_trainer.progress import Progress
 from headrace_trainer.rows import make_rows
 from headrace_trainer.run_log import update_gaps
@@ -41,7 +41,7 @@ def test_the_first_trainer_of_all_has_no_version_before_it() -> None:
 
 def gap(progress: Progress, version: int, trained: int = 0) -> int:
     """Optimizer steps between the weights of `version` and the present ones, `trained` steps on."""
-    item = Item("0", 1, 8, version, version, 0.0)
+    item = Claimed("0", 1, version, version, 8)
     (found,) = update_gaps([item], progress.step_of_version, progress.optimizer_steps + trained)
     return found
 

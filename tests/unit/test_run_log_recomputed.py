@@ -12,6 +12,7 @@ import redis
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
+from headrace.ledger.replies import Claimed
 from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
 from headrace.trace import Recorder
 from headrace.trained_log import TrainedLog
@@ -20,7 +21,6 @@ from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
 from headrace_trainer.batch import Batch
 from headrace_trainer.checkpoint import Progress
 from headrace_trainer.learner import Learned
-from headrace_trainer.plan import Item
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import StepReport
 from headrace_trainer.update import UpdateSums
@@ -99,7 +99,7 @@ def test_the_run_log_is_what_the_raw_records_say(
             )
             for i in ids
         ]
-        items = [Item(s.prompt.sample_id, 1, s.tokens, s.min_version, s.max_version, 0.0) for s in samples]
+        items = [Claimed(s.prompt.sample_id, 1, s.min_version, s.max_version, s.tokens) for s in samples]
         batch = Batch(items, [samples[i : i + MINI] for i in range(0, len(samples), MINI)])
         report.begin_update(batch, window, 3.0)
         learned = Learned(UpdateSums(), len(batch.mini), len(batch.mini))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.ledger.replies import Claimed, Payload
 from headrace.model_files import vocabulary_size
-from headrace.sample_checks import SampleReader, Told, Window, validation_result
+from headrace.sample_checks import SampleReader, Window, validation_result
 from headrace.v1 import sample_pb2 as pb
 from headrace.wire import (
     FinishReason,
@@ -61,14 +62,18 @@ def sample(prompt: Prompt = PROMPT, first: Trajectory | None = None, **changes: 
     return dataclasses.replace(plain, **changes)
 
 
-TOLD = Told("0000000007", 2, "rollouter-0-a", 3, 4, 14, ISSUED)
+TOLD = Claimed("0000000007", 2, 3, 4, 14)
 WINDOW = Window(5, lambda oldest: 2)
 
 
 def read(
-    s: Sample, told: Told = TOLD, window: Window | None = WINDOW, by: SampleReader | None = None
+    s: Sample,
+    told: Claimed = TOLD,
+    window: Window | None = WINDOW,
+    by: SampleReader | None = None,
+    issued: bytes = ISSUED,
 ) -> Sample:
-    return (by or reader()).sample(encode_sample(s), told, window)
+    return (by or reader()).sample(Payload(encode_sample(s), issued, "rollouter-0-a"), told, window)
 
 
 def test_what_is_right_is_read() -> None:
@@ -138,7 +143,6 @@ def test_each_rule_alone(changed: Sample, reason: str) -> None:
         ({"tokens": 15}, WINDOW, "14 tokens, the ledger was told 15"),
         ({}, Window(3, lambda oldest: None), "a token of version 4 in window 3"),
         ({}, Window(6, lambda oldest: 2), "version gap 3 in window 6, the bound is 2"),
-        ({"prompt": b""}, WINDOW, "prompt has no tokens"),
     ],
 )
 def test_what_the_ledger_knows_counts(told: dict[str, Any], window: Window, reason: str) -> None:
@@ -151,9 +155,10 @@ def test_a_prompt_that_was_issued_beyond_the_vocabulary_or_the_limit_is_refused(
         issued = prompt(token_ids=tokens)
         with pytest.raises(WireError, match=reason):
             reader().prompt(encode_prompt(issued), "0000000007")
-        told = dataclasses.replace(TOLD, prompt=encode_prompt(issued))
         with pytest.raises(WireError, match=reason):
-            read(sample(issued), told)
+            read(sample(issued), issued=encode_prompt(issued))
+    with pytest.raises(WireError, match="prompt has no tokens"):
+        read(sample(), issued=b"")
     with pytest.raises(WireError, match="belongs to sample '0000000007'"):
         reader().prompt(ISSUED, "0000000008")
     assert reader().prompt(ISSUED).row == 3
@@ -307,7 +312,7 @@ def test_reading_takes_microseconds() -> None:
         loss_mask=ones.astype(np.uint8),
         segments=[Segment(3, 0, 256), Segment(4, 256, 512)],
     )
-    raw = encode_sample(sample(trajectories=[t] * 8))
+    raw = Payload(encode_sample(sample(trajectories=[t] * 8)), ISSUED, "rollouter-0-a")
     told = dataclasses.replace(TOLD, tokens=8 * (512 + 3))
     by.sample(raw, told, WINDOW)
     began = time.process_time()

@@ -18,8 +18,8 @@ from headrace.encodable import encodable
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.ledger.replies import Taken, Verdict
-from headrace.sample_checks import SampleReader, Told
+from headrace.ledger.replies import Claimed, Payload, Taken, Verdict
+from headrace.sample_checks import SampleReader
 from headrace.wire import (
     FinishReason,
     Prompt,
@@ -137,7 +137,7 @@ class Samples:
             return
         verdict = await self._ledger.run(
             ops.finish(
-                told.owner,
+                self._owner,
                 told.sample_id,
                 told.attempt,
                 encoded,
@@ -153,14 +153,14 @@ class Samples:
         self.finished += 1
         metrics.SAMPLES.inc()
 
-    def _checked(self, item: Taken, sample: Sample, encoded: bytes) -> Told:
+    def _checked(self, item: Taken, sample: Sample, encoded: bytes) -> Claimed:
         """What the ledger is told. Raises WireError for what the trainer would refuse: here the log of the
         engine that made it is at hand."""
         if not all(t.segments for t in sample.trajectories):
             raise WireError("a finished trajectory has no tokens")
         oldest, newest = sample.min_version, sample.max_version
-        told = Told(item.sample_id, item.attempt, self._owner, oldest, newest, sample.tokens, item.prompt)
-        self._reader.sample(encoded, told)
+        told = Claimed(item.sample_id, item.attempt, oldest, newest, sample.tokens)
+        self._reader.sample(Payload(encoded, item.prompt, self._owner), told)
         return told
 
     def _fresh_group(self) -> list[Trajectory]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerUnavailable, SyncLedger
 from headrace.ledger.replies import Claimed, ClaimStatus, FailStatus, Payload
-from headrace.sample_checks import SampleReader, Told, Window
+from headrace.sample_checks import SampleReader, Window
 from headrace.wire import Sample, WireError
 from headrace_trainer import heartbeat
-from headrace_trainer.plan import Item, assign, mini_batches, order
+from headrace_trainer.plan import assign, mini_batches, order
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.window_rule import WindowRule
 
@@ -54,7 +54,7 @@ def refused(what: str, verdict: str, lineage: int) -> ClaimFailed:
 class Batch:
     """One rank's part of R*M claimed samples."""
 
-    items: list[Item]
+    items: list[Claimed]
     """All samples of the batch, in order of training."""
     mini: list[list[Sample]]
     """Per mini-batch the samples of this rank."""
@@ -105,12 +105,8 @@ class Batches:
                 return None
             if not claimed:
                 return None
-            items = [
-                Item(c.sample_id, c.attempt, c.tokens, c.min_version, c.max_version, c.t_finished)
-                for c in claimed
-            ]
             # Where nothing waits from one window to the next runs can be repeated: batches are sorted.
-            items = order(items, self._rule.nothing_waits)
+            items = order(claimed, self._rule.nothing_waits)
             cut = mini_batches(items, self._config.actor.ppo_mini_batch_size)
             shares = [assign(mini, self._ranks.world_size)[self._ranks.rank] for mini in cut]
             mine = [i for share in shares for i in share]
@@ -200,11 +196,7 @@ class Batches:
                     return {"status": "superseded"}
                 return {"status": "failed", "why": f"the ledger has no samples for window {window}"}
             if reply.status is not ClaimStatus.WAIT:
-                rows = [
-                    [c.sample_id, c.eid, c.attempt, c.min_version, c.max_version, c.tokens, c.t_finished]
-                    for c in reply.items
-                ]
-                return {"status": str(reply.status), "items": rows}
+                return {"status": str(reply.status), "items": [astuple(item) for item in reply.items]}
             if self._stopping():
                 return {"status": "stopped"}
             if time.monotonic() > look:
@@ -219,7 +211,7 @@ class Batches:
                 }
             heartbeat.sleep(_POLL_S)
 
-    def _read(self, items: Sequence[Item], decoded: dict[str, Sample], window: int) -> dict[str, str]:
+    def _read(self, items: Sequence[Claimed], decoded: dict[str, Sample], window: int) -> dict[str, str]:
         """Fetch and decode this rank's samples; returns id -> reason of every rank's malformed ones.
 
         Raises Stopped, on every rank alike, when one of them was told to stop and Redis went first.
@@ -238,19 +230,10 @@ class Batches:
                 bad[item.sample_id] = str(error)
         return {k: v for part in self._ranks.gather_all(bad) for k, v in part.items()}
 
-    def _sample(self, item: Item, payload: Payload | None, window: int) -> Sample:
+    def _sample(self, item: Claimed, payload: Payload | None, window: int) -> Sample:
         if payload is None:
             raise WireError("payload is missing")
-        told = Told(
-            item.sample_id,
-            item.attempt,
-            payload.owner,
-            item.min_version,
-            item.max_version,
-            item.tokens,
-            payload.prompt,
-        )
-        return self._reader.sample(payload.sample, told, Window(window, self._rule.bound))
+        return self._reader.sample(payload, item, Window(window, self._rule.bound))
 
     def reject(self, batch: Batch, rejected: Mapping[str, str]) -> None:
         """Take samples out of a claimed batch that could not be trained: id -> why, the same on all ranks.
@@ -275,7 +258,7 @@ class Batches:
                 raise ClaimFailed(f"the ledger refused to take back sample {item.sample_id}")
             log.error("sample rejected", extra={"sample": item.sample_id, "answer": str(answer)})
 
-    def _replace(self, items: Sequence[Item], bad: Mapping[str, str]) -> None:
+    def _replace(self, items: Sequence[Claimed], bad: Mapping[str, str]) -> None:
         """Send malformed samples back to their prompts; after too many times the ledger buries them. The next
         claim brings others in their place, or tells that this lineage is over."""
         if self._ranks.is_first:

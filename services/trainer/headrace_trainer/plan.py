@@ -7,32 +7,21 @@ rank's trajectories into micro-batches that fit. The gradient does not depend on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from headrace.ledger.replies import Claimed
 
 
-@dataclass(frozen=True)
-class Item:
-    """A claimed sample as the plan sees it."""
-
-    sample_id: str
-    attempt: int
-    tokens: int
-    min_version: int
-    max_version: int
-    t_finished: float
-
-
-def order(items: Sequence[Item], strict: bool) -> list[Item]:
+def order(items: Sequence[Claimed], strict: bool) -> list[Claimed]:
     """Order in which a batch is trained: by id when eta is 0, so that runs repeat; else as they finished."""
     return sorted(items, key=lambda i: i.sample_id) if strict else list(items)
 
 
-def mini_batches(items: Sequence[Item], size: int) -> list[list[Item]]:
+def mini_batches(items: Sequence[Claimed], size: int) -> list[list[Claimed]]:
     """Consecutive mini-batches of `size`; the last of all may be shorter."""
     return [list(items[i : i + size]) for i in range(0, len(items), size)]
 
 
-def assign(items: Sequence[Item], ranks: int) -> list[list[Item]]:
+def assign(items: Sequence[Claimed], ranks: int) -> list[list[Claimed]]:
     """Each sample to one rank, longest first to the rank with the fewest tokens so far.
 
     No rank gets more than 4/3 of the best possible largest load (Graham 1969). Within a rank the

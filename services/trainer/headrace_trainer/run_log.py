@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.ledger.replies import Claimed
 from headrace.row_file import RowFile
 from headrace.run_log_keys import PART
 from headrace.telemetry import RolloutTelemetry
 from headrace.v1 import sync_pb2 as pb
-from headrace_trainer.plan import Item
 
 
 class RunLog:
@@ -93,7 +93,7 @@ class RunLog:
 
 
 def staleness_metrics(
-    items: Sequence[Item], window: int, step_of_version: dict[str, int], optimizer_steps: int
+    items: Sequence[Claimed], window: int, step_of_version: dict[str, int], optimizer_steps: int
 ) -> dict[str, Any]:
     """Version gap and update gap over the samples of one update."""
     gaps = [window - i.min_version for i in items]
@@ -110,7 +110,7 @@ def staleness_metrics(
     }
 
 
-def update_gaps(items: Sequence[Item], step_of_version: dict[str, int], optimizer_steps: int) -> list[int]:
+def update_gaps(items: Sequence[Claimed], step_of_version: dict[str, int], optimizer_steps: int) -> list[int]:
     """Optimizer steps between the oldest weights that sampled each item and `optimizer_steps`."""
     return [optimizer_steps - step_of_version.get(str(i.min_version), 0) for i in items]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config import RunConfig
-from headrace.ledger.replies import Stats
+from headrace.ledger.replies import Claimed, Stats
 from headrace_trainer.learner import Learned
-from headrace_trainer.plan import Item
 from headrace_trainer.progress import Progress
 from headrace_trainer.run_log import environment_metrics, spread, staleness_metrics
 from headrace_trainer.update import UpdateSums
@@ -24,7 +23,7 @@ WAITS = ("gen_wait", "wait_prev_gen")
 class Update:
     """One that is over. Times are seconds."""
 
-    items: Sequence[Item]
+    items: Sequence[Claimed]
     window: int
     """In which its samples were claimed."""
     read_at: float
