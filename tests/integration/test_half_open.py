@@ -41,7 +41,7 @@ def member_at(address: str) -> Member:
         pass
 
     engine: Any = SimpleNamespace(workers=1, pause=nothing)
-    worker: Any = SimpleNamespace(version=-1)
+    worker: Any = SimpleNamespace(version=-1, serving=asyncio.Event())
     config: Any = SimpleNamespace(sync=SimpleNamespace(pause_timeout_s=10.0, rendezvous_timeout_s=10.0))
     return Member(config, engine, worker, "rollouter-0-a", address, TOKEN)
 

@@ -138,6 +138,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.did: list[str] = []
+        self.serving = asyncio.Event()
+        self.serving.set()
 
     async def drop_work(self) -> None:
         self.did.append("dropped")
@@ -147,6 +149,7 @@ class Worker:
 
     def paused(self) -> None:
         self.did.append("paused")
+        self.serving.clear()
 
 
 SYNC = SimpleNamespace(pause_timeout_s=0.1, rendezvous_timeout_s=0.1)
@@ -155,9 +158,7 @@ SYNC = SimpleNamespace(pause_timeout_s=0.1, rendezvous_timeout_s=0.1)
 def member_of(engine: Engine, worker: Worker) -> Member:
     """One that generates."""
     config = SimpleNamespace(sync=SYNC)
-    member = Member(config, engine, worker, OWNER, "127.0.0.1:1", "")  # type: ignore[arg-type]
-    member._paused = False
-    return member
+    return Member(config, engine, worker, OWNER, "127.0.0.1:1", "")  # type: ignore[arg-type]
 
 
 class Members:

@@ -118,7 +118,6 @@ async def test_a_pause_waits_for_old_work_only() -> None:
     engine = Engine()
     w = worker(Ledger(), engine, c)
     member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
-    member._paused = False
     w._oldest.update({"old": 2, "young": 3})
     w.taking = True
     pausing = asyncio.create_task(member._pause(pb.MemberPause(round=1, finish_through=2)))
@@ -147,7 +146,6 @@ async def test_a_pause_that_waits_for_nothing_freezes_at_once() -> None:
     engine = Engine()
     w = worker(Ledger(), engine, c)
     member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
-    member._paused = False
     w._oldest["old"] = 0
     await asyncio.wait_for(member._pause(pb.MemberPause(round=2)), 5)
     assert engine.pauses == 1

@@ -57,7 +57,6 @@ class Member:
         self._nccl = nccl
         self._reports: asyncio.Queue[pb.MemberReport] = asyncio.Queue()
         self._term = 0
-        self._paused = True
         self._paused_ns = time.monotonic_ns()
         self._session = 0
         self._turn = asyncio.Lock()
@@ -68,6 +67,11 @@ class Member:
         self.connected = False
         self.left = asyncio.Event()
         """Set whenever a stream has ended."""
+
+    @property
+    def _paused(self) -> bool:
+        """Whether the engine is: from its start, and from each pause to the resume that follows."""
+        return not self._worker.serving.is_set()
 
     async def run(self) -> None:
         """Keeps the stream up for ever. Raises Expelled or EngineFailed."""
@@ -183,7 +187,6 @@ class Member:
                 await self._let_finish(pause.finish_through)
         if not self._paused:
             await self._answered(self._engine.pause(), "paused")
-            self._paused = True
             self._paused_ns = time.monotonic_ns()
             self._worker.paused()
         self._report(paused=pb.MemberPaused(term=self._term, round=pause.round))
@@ -250,7 +253,6 @@ class Member:
 
     async def _resume(self, resume: pb.Resume) -> None:
         await self._answered(self._engine.resume(resume.version), "resumed")
-        self._paused = False
         self._worker.trace.complete("paused", self._paused_ns, time.monotonic_ns(), version=resume.version)
         self._worker.resumed(resume.version)
         metrics.VERSION.set(resume.version)
