@@ -47,7 +47,7 @@ _MAX_LABELS = 24
 
 
 @dataclass
-class Row:
+class Lane:
     """The slices of one row: in lanes, and beside them. Times are seconds of the timeline."""
 
     label: str
@@ -93,9 +93,9 @@ def draw(run_dir: Path, out: Path, seconds: tuple[float, float] | None, title: s
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def rows(found: Trace) -> list[Row]:
+def rows(found: Trace) -> list[Lane]:
     """A row per process, and one more for each track of it that is neither `main` nor lanes."""
-    out: dict[tuple[str, str], Row] = {}
+    out: dict[tuple[str, str], Lane] = {}
     for start in found.starts:
         for event in start.events:
             if event.ph != "X":
@@ -103,12 +103,12 @@ def rows(found: Trace) -> list[Row]:
             is_lane = "/" in event.track
             extra = "" if is_lane or event.track == "main" else event.track
             label = f"{start.process}\n{extra}" if extra else start.process
-            row = out.setdefault((start.process, extra), Row(label))
+            row = out.setdefault((start.process, extra), Lane(label))
             (row.lanes[event.track] if is_lane else row.plain).append(event)
     return [out[key] for key in sorted(out, key=lambda k: (process_order(k[0]), k[1]))]
 
 
-def boxes(row: Row, zero: int) -> list[Box]:
+def boxes(row: Lane, zero: int) -> list[Box]:
     """Where the slices of a row lie."""
     out = []
     lanes = sorted(row.lanes, key=track_order)
@@ -176,7 +176,7 @@ def commits(found: Trace) -> list[tuple[float, str]]:
 
 
 def _render(
-    placed: Sequence[tuple[Row, Sequence[Box]]],
+    placed: Sequence[tuple[Lane, Sequence[Box]]],
     lines: Sequence[tuple[float, str]],
     span: tuple[float, float],
     title: str,
@@ -204,7 +204,7 @@ def _render(
         plt.close(figure)
 
 
-def _rows(axes: Axes, placed: Sequence[tuple[Row, Sequence[Box]]], span: tuple[float, float]) -> None:
+def _rows(axes: Axes, placed: Sequence[tuple[Lane, Sequence[Box]]], span: tuple[float, float]) -> None:
     """The boxes, row under row from the top, and the rows' names."""
     pixel = (span[1] - span[0]) / _PLOT_PX
     top, middles = 0.0, []

@@ -27,9 +27,9 @@ from headrace_coordinator.session import (
     Phase,
     Ready,
     Sent,
-    Session,
     TrainerLost,
     Transfer,
+    TransferSession,
 )
 
 DIGEST = "right"
@@ -37,7 +37,7 @@ NAMES = ["a", "b", "c", "d"]
 rarely = st.sampled_from([False, False, False, True])
 
 
-def most_attempts(session: Session, members: int) -> int:
+def most_attempts(session: TransferSession, members: int) -> int:
     """Every attempt is a try without a culprit, or loses a member, or is the one with an empty roster."""
     return session.max_attempts + members + 1
 
@@ -45,7 +45,7 @@ def most_attempts(session: Session, members: int) -> int:
 class World:
     """A session, what it was told, what it asked for; asserts the invariants at every step."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: TransferSession) -> None:
         self.session = session
         self.first_roster = list(session.roster)
         self.expired: set[str] = set()
@@ -140,7 +140,7 @@ running = precondition(lambda self: not self.session.phase.ended)
 
 
 def to_pausing(roster: str = "abc", **options: object) -> World:
-    return World(Session(list(roster), 3, **options))  # type: ignore[arg-type]
+    return World(TransferSession(list(roster), 3, **options))  # type: ignore[arg-type]
 
 
 def to_forming(roster: str = "abc") -> World:

@@ -21,8 +21,8 @@ from headrace_coordinator.session import (
     Phase,
     Ready,
     Sent,
-    Session,
     Transfer,
+    TransferSession,
 )
 from tests.unit.session_world import (
     DIGEST,
@@ -51,7 +51,7 @@ def test_a_member_lost_in_forming_takes_no_group_with_it() -> None:
 
 
 def test_an_empty_roster_commits() -> None:
-    world = World(Session([], 3))
+    world = World(TransferSession([], 3))
     assert world.log == [Form(1, ())]
     assert world.tell(Ready(TRAINER, 1)) == [Transfer(1, ())]
     assert world.tell(Sent(1, DIGEST)) == [Commit((), DIGEST)]
@@ -105,7 +105,7 @@ def test_tries_with_a_culprit_expire_nobody_else() -> None:
 
 
 def test_a_trainer_that_cannot_send_to_nobody_ends_the_session() -> None:
-    world = World(Session([], 2))
+    world = World(TransferSession([], 2))
     world.tell(Failed(TRAINER, 1, "no store"))
     world.tell(Deadline())
     assert world.session.phase is Phase.ABANDONED
@@ -113,7 +113,7 @@ def test_a_trainer_that_cannot_send_to_nobody_ends_the_session() -> None:
 
 
 def catch_up() -> World:
-    world = World(Session(["a"], 1, catch_up=True))
+    world = World(TransferSession(["a"], 1, catch_up=True))
     assert world.log == [Form(1, ("a",))], "a joiner has nothing to pause"
     return world
 

@@ -28,8 +28,8 @@ from headrace_coordinator.session import (
     Phase,
     Ready,
     Sent,
-    Session,
     TrainerLost,
+    TransferSession,
 )
 from tests.unit.session_world import (
     DIGEST,
@@ -52,7 +52,9 @@ class Walk(RuleBasedStateMachine):
     )
     def start(self, size: int, max_attempts: int, catch_up: bool, good: bool) -> None:
         roster = NAMES[:1] if catch_up else NAMES[:size]
-        self.session = Session(list(roster), max_attempts, catch_up, group_is_good=good and not catch_up)
+        self.session = TransferSession(
+            list(roster), max_attempts, catch_up, group_is_good=good and not catch_up
+        )
         self.world = World(self.session)
         self.deadlines = 0
         self.most_deadlines = 1 + most_attempts(self.session, len(roster))  # one in PAUSING, one per attempt
@@ -177,7 +179,7 @@ def test_random_walks() -> None:
     )
 
 
-def probable_event(session: Session, random: Random, history: list[Event]) -> Event:
+def probable_event(session: TransferSession, random: Random, history: list[Event]) -> Event:
     """Mostly what the phase waits for, so that sessions get far; now and then trouble, or an old report."""
     s, attempt = session, session.attempt
     dice = random.random()
@@ -210,7 +212,9 @@ def test_deep_walks() -> None:
     for seed in range(3000):
         random = Random(seed)
         roster = NAMES[: random.choice([0, 1, 2, 3, 4, 4, 4])]
-        world = World(Session(list(roster), random.randint(1, 3), group_is_good=random.random() < 0.3))
+        world = World(
+            TransferSession(list(roster), random.randint(1, 3), group_is_good=random.random() < 0.3)
+        )
         history: list[Event] = []
         try:
             for _ in range(80):

@@ -129,7 +129,7 @@ class Driver:
             self.reports.reject(f"the ledger refused to hold round {self.state.round}: {held}")
             return
         roster = self.roster.of_next_round()
-        session = s.Session(
+        session = s.TransferSession(
             roster,
             self.config.sync.max_attempts,
             group_is_good=self.transfers.group == tuple(roster),
@@ -152,7 +152,7 @@ class Driver:
             self.reports.reject(f"sync round {self.state.round} was abandoned: {session.why}")
 
     async def _catch_up(self, name: str) -> None:
-        session = s.Session([name], max_attempts=1, catch_up=True)
+        session = s.TransferSession([name], max_attempts=1, catch_up=True)
         began = time.monotonic()
         assert self.state.manifest is not None
         await self.transfers.run(session, self.state.round, self.state.manifest, self._admit, Timings())
@@ -213,7 +213,7 @@ class Driver:
         self.state.tuning = tuning
         self.connections.send_trainer(pb.TrainerCommand(tuning=tuning))
 
-    def _committed(self, begin: pb.BeginSync, session: s.Session, clock: Timings) -> None:
+    def _committed(self, begin: pb.BeginSync, session: s.TransferSession, clock: Timings) -> None:
         for name in session.roster:
             if connection := self.connections.members.get(name):
                 self.roster.resume(connection)

@@ -152,7 +152,7 @@ Action = Pause | Form | Transfer | Expire | Commit
 
 
 @dataclass
-class Session:
+class TransferSession:
     """State of one session. `roster`: incarnations taking part, in order of ranks."""
 
     roster: list[str]

@@ -20,19 +20,19 @@ log = logging.getLogger("headrace.coordinator")
 _RENDEZVOUS_GRACE_S = 5.0
 """The coordinator waits a little longer than the ranks themselves, so that their own error comes first."""
 
-Commit = Callable[[tuple[str, ...], str], Awaitable[s.CommitAnswer]]
+CommitCall = Callable[[tuple[str, ...], str], Awaitable[s.CommitAnswer]]
 """Commits (members, digest) to the ledger."""
-Expire = Callable[[str, str], Awaitable[None]]
+ExpireCall = Callable[[str, str], Awaitable[None]]
 """Expires an incarnation, for a reason."""
 
 
 class Transfers:
     """One session at a time. `members` of the weight group outlive it, so that the next may use it again."""
 
-    def __init__(self, config: RunConfig, connections: Connections, expire: Expire) -> None:
+    def __init__(self, config: RunConfig, connections: Connections, expire: ExpireCall) -> None:
         self.config = config
         self.connections = connections
-        self.session: s.Session | None = None
+        self.session: s.TransferSession | None = None
         self.group: tuple[str, ...] | None = None
         """Who shares the last weight group with the trainer."""
         self._expire = expire
@@ -60,7 +60,12 @@ class Transfers:
     # -- one session -----------------------------------------------------------------------------
 
     async def run(
-        self, session: s.Session, round_: int, manifest: pb.Manifest, commit: Commit, clock: Timings
+        self,
+        session: s.TransferSession,
+        round_: int,
+        manifest: pb.Manifest,
+        commit: CommitCall,
+        clock: Timings,
     ) -> None:
         """Until the session has ended, one way or the other."""
         self._events = asyncio.Queue()
@@ -89,7 +94,7 @@ class Transfers:
             if session.phase is not s.Phase.DONE:
                 self.group = None  # who broke it off may have left it
 
-    async def _next_event(self, session: s.Session, entered: float) -> s.Event:
+    async def _next_event(self, session: s.TransferSession, entered: float) -> s.Event:
         c = self.config.sync
         interrupts = self.config.rule.crosses is None
         while True:
@@ -111,7 +116,7 @@ class Transfers:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(self._events.get(), min(left, 1.0))
 
-    async def _act(self, action: s.Action, round_: int, manifest: pb.Manifest, commit: Commit) -> None:
+    async def _act(self, action: s.Action, round_: int, manifest: pb.Manifest, commit: CommitCall) -> None:
         match action:
             case s.Pause(who):
                 self.pause(who, round_, manifest.version)

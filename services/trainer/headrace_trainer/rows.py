@@ -95,8 +95,8 @@ def _behaviour_steps(t: Trajectory, clock: list[tuple[int, int]]) -> FloatArray:
 
 
 @dataclass
-class Rows:
-    """A micro-batch: its trajectories packed for the model, and what belongs to their response tokens on a
+class MicroBatch:
+    """Its trajectories packed for the model, and what belongs to their response tokens on a
     grid of (B, R), padded on the right, for the losses."""
 
     packed: PackedRow
@@ -125,7 +125,7 @@ class Rows:
         return [part.numpy() for part in per_token.cpu().split(self.counts)]
 
 
-def pack_rows(rows: Sequence[Row], device: torch.device, dtype: torch.dtype = torch.float32) -> Rows:
+def pack_rows(rows: Sequence[Row], device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
     """Prompt and response of each row, one behind the other. No rows give two tokens that train nothing: a
     rank that has none left takes part in the collectives of a forward pass with them."""
     shape = (max(1, len(rows)), max((len(row.trajectory.token_ids) for row in rows), default=1))
@@ -149,7 +149,7 @@ def pack_rows(rows: Sequence[Row], device: torch.device, dtype: torch.dtype = to
                 grid[number, :count] = torch.from_numpy(array.astype("float64")).to(dtype)
     packed = pack(sequences, device)
     where = torch.cat(positions or [torch.zeros(1, dtype=torch.int64)]).to(device)
-    return Rows(
+    return MicroBatch(
         packed,
         Question(
             where,

@@ -29,7 +29,7 @@ from headrace.models.packed_model import pack
 from headrace.models.token_scores import Question, TokenScores
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.ranks import Ranks
-from headrace_trainer.rows import Row, Rows, in_micro_batches, pack_rows
+from headrace_trainer.rows import MicroBatch, Row, in_micro_batches, pack_rows
 from headrace_trainer.sharding import reshard
 from headrace_trainer.sums import TokenSums, denominators
 from headrace_trainer.window_start import WindowStart
@@ -118,7 +118,7 @@ class Updater:
             self._window_start.remember()
 
     def _scores(
-        self, batch: Rows, entropy_gradient: bool = False, sum_pi_squared: bool = False
+        self, batch: MicroBatch, entropy_gradient: bool = False, sum_pi_squared: bool = False
     ) -> TokenScores:
         question = dataclasses.replace(
             batch.question, entropy_gradient=entropy_gradient, sum_pi_squared=sum_pi_squared
@@ -126,7 +126,7 @@ class Updater:
         found: TokenScores = self._model(batch.packed, question)
         return found
 
-    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], Rows]]:
+    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], MicroBatch]]:
         """Cut to fit; equally many on all ranks."""
         for chosen in in_micro_batches(rows, self._config.actor.ppo_max_token_len_per_gpu, self._ranks):
             yield chosen, pack_rows(chosen, self._ranks.device, self._part.dtype)
@@ -176,7 +176,12 @@ class Updater:
         return True
 
     def _micro_batch(
-        self, rows: Sequence[Row], batch: Rows, whole: Denominators, sums: UpdateSums, optimizer_steps: int
+        self,
+        rows: Sequence[Row],
+        batch: MicroBatch,
+        whole: Denominators,
+        sums: UpdateSums,
+        optimizer_steps: int,
     ) -> list[str]:
         """Forward and backward. Returns the samples of which something was not finite."""
         actor = self._config.actor
@@ -234,7 +239,7 @@ class Updater:
 
     def _count(
         self,
-        batch: Rows,
+        batch: MicroBatch,
         log_probs: torch.Tensor,
         entropy: torch.Tensor,
         losses: TokenLosses,
