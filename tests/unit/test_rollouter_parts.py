@@ -151,6 +151,18 @@ async def test_a_pause_that_waits_for_nothing_freezes_at_once() -> None:
     assert engine.pauses == 1
 
 
+async def test_a_pause_of_what_is_paused_already_waits_for_nothing_and_says_so() -> None:
+    c = config(staleness_threshold=0.5)
+    engine = Engine()
+    w = worker(Ledger(), engine, c)
+    member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
+    w.paused()
+    w._oldest["frozen"] = 0
+    await asyncio.wait_for(member._pause(pb.MemberPause(round=3, finish_through=2)), 5)
+    assert engine.pauses == 0
+    assert member._reports.get_nowait().paused.round == 3
+
+
 @pytest.mark.parametrize(("difference", "trusted"), [(0.01, True), (0.2, False), (math.nan, False)])
 async def test_only_a_canary_that_agrees_is_trusted(difference: float, trusted: bool) -> None:
     engine, c = Engine(), config()
