@@ -7,12 +7,12 @@ are refused when the file is read, with the change that mends it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
-from headrace.config_base import Section
+from headrace.config_base import INITIAL, LIVE, RUN, RUN_NOT_IN_LEDGER, Section
 from headrace.config_data import DataConfig
 from headrace.config_env import EnvironmentConfig
 from headrace.config_kubernetes import KubernetesConfig
@@ -26,10 +26,10 @@ from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
 class ModelConfig(Section):
     """The policy: a Hugging Face model directory."""
 
-    path: str
+    path: Annotated[str, RUN]
     """Directory with config.json, tokenizer and safetensors weights, or a demo: `demo:spell_backward`,
     `demo:long_tail`, `demo:calculator`."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], RUN] = "bfloat16"
     """Compute and wire dtype: the engine runs in it and weights travel in it."""
     max_model_len: int | None = Field(None, gt=0)
     """Longest prompt + response in tokens that the engine is built for; the sum of both limits when unset."""
@@ -66,7 +66,7 @@ class EngineConfig(Section):
 class RolloutConfig(Section):
     """Generation: how much, how many at once, by whom."""
 
-    n: int = Field(8, gt=0)
+    n: Annotated[int, RUN] = Field(8, gt=0)
     """Trajectories per sample: the group."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of training rollouts; it travels with each trajectory."""
@@ -74,11 +74,11 @@ class RolloutConfig(Section):
     """Sample from the most likely tokens that have this probability together; 1 for all."""
     top_k: int = Field(-1, ge=-1)
     """Sample from that many of the most likely tokens; -1 for all."""
-    total_rollout_steps: int = Field(gt=0)
+    total_rollout_steps: Annotated[int, RUN] = Field(gt=0)
     """Samples to generate and train in the whole run."""
     test_freq: int = Field(10, ge=0)
     """Validate every that many policy versions (the first and the last always); 0 turns it off."""
-    replicas: int = Field(2, ge=0)
+    replicas: Annotated[int, INITIAL] = Field(2, ge=0)
     """Rollouters that the local runner starts with; `headrace scale` changes their number."""
     cpus: list[int] | None = Field(None, min_length=1)
     """Cores that the rollouters of a local run are bound to; unset: any."""
@@ -94,9 +94,9 @@ class AsyncTrainingConfig(Section):
 
     require_batches: int = Field(1, gt=0)
     """R: mini-batches that the trainer claims at once."""
-    trigger_parameter_sync_step: int = Field(1, gt=0)
+    trigger_parameter_sync_step: Annotated[int, LIVE] = Field(1, gt=0)
     """S: local updates between two syncs."""
-    staleness_threshold: float = Field(0.0, ge=0, le=64)
+    staleness_threshold: Annotated[float, LIVE] = Field(0.0, ge=0, le=64)
     """Eta: how much may be generated beyond the current window, as a share of it."""
     partial_rollout: bool = False
     """Interrupt running work at a sync and continue it under the new weights. Unset: true when
@@ -163,7 +163,7 @@ class TrainerConfig(Section):
 class ValConfig(Section):
     """Validation on held-out prompts."""
 
-    n: int = Field(1, gt=0)
+    n: Annotated[int, RUN] = Field(1, gt=0)
     """Responses per held-out prompt; with more than one, mean@n, best@n and maj@n are reported."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of validation; 0 is greedy."""
@@ -208,7 +208,7 @@ class LedgerConfig(Section):
 class RedisConfig(Section):
     """Where the ledger lives."""
 
-    url: str | None = None
+    url: Annotated[str | None, RUN_NOT_IN_LEDGER] = None
     """`redis://` or `rediss://` URL; unset: the bundled Valkey server is started by the runner."""
     connect_timeout_s: float = Field(5.0, gt=0)
     """How long one attempt to reach Redis may take at start. Services try again for as long as their start
@@ -261,14 +261,14 @@ class ServicesConfig(Section):
 class RunConfig(Section):
     """Everything about a run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    name: Annotated[str, RUN_NOT_IN_LEDGER] = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     """Name of the run; also the namespace of its keys in Redis."""
     runs_dir: str = "runs"
     """The run lives in `runs_dir/name`."""
     mode: Literal["one_step_off", "colocated_sync"] | None = None
     """The two modes that `async_training` alone does not express; unset: the mode follows from it. On GPUs
     `colocated_sync` has trainer and engines on the same ones."""
-    seed: int = Field(0, ge=0)
+    seed: Annotated[int, RUN] = Field(0, ge=0)
     """Seed of everything that is drawn: order of prompts, sampling, the demo's warm-up."""
     model: ModelConfig
     data: DataConfig

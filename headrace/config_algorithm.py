@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from headrace.config_base import Section
+from headrace.config_base import RUN, Section
 
 
 class OptimConfig(Section):
@@ -33,7 +33,7 @@ class OptimConfig(Section):
 class ActorConfig(Section):
     """The policy update."""
 
-    ppo_mini_batch_size: int = Field(gt=0)
+    ppo_mini_batch_size: Annotated[int, RUN] = Field(gt=0)
     """Samples (not trajectories) per optimizer step, over all ranks."""
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
     """Tokens per micro-batch and rank, prompts included; a batch is cut to fit."""
@@ -79,7 +79,7 @@ class RefConfig(Section):
 class CriticConfig(Section):
     """The value model of gae and tppo: the policy's architecture with a value head."""
 
-    enable: bool = False
+    enable: Annotated[bool, RUN] = False
     """Train a critic beside the policy."""
     path: str | None = None
     """Model directory that its backbone starts from; unset: `model.path`."""

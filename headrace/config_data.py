@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from headrace.config_base import Section
+from headrace.config_base import RUN, RUN_NOT_IN_LEDGER, Section
 
 _LARGEST_RATIO = 10_000
 """Of two weights: a block of a mixture must hold a prompt of every entry."""
@@ -24,30 +24,30 @@ class WeightedFile(Section):
 class DataConfig(Section):
     """Prompts in verl's row format; docs/data.md tells more."""
 
-    train_files: list[str | WeightedFile] = Field(min_length=1)
+    train_files: Annotated[list[str | WeightedFile], RUN_NOT_IN_LEDGER] = Field(min_length=1)
     """Training data, read in this order: files (Parquet, JSON lines, JSON; gzip too), directories, globs,
     `reasoning_gym:<dataset>?size=1000&seed=3` or a demo's, e.g. `demo:spell_backward/train`. With weights,
     `{path: ..., weight: ...}`, they are mixed."""
-    val_files: list[str] = []
+    val_files: Annotated[list[str], RUN_NOT_IN_LEDGER] = []
     """Held-out data for validation, of the same kinds."""
-    skip_invalid: bool = False
+    skip_invalid: Annotated[bool, RUN_NOT_IN_LEDGER] = False
     """Leave out rows that cannot be used and tell how many; false: they are an error before the start."""
-    ground_truth_as_json: bool = False
+    ground_truth_as_json: Annotated[bool, RUN_NOT_IN_LEDGER] = False
     """Hand a `ground_truth` that is no text to the reward function as JSON text; false: it is an error."""
-    max_prompt_length: int = Field(512, gt=0)
+    max_prompt_length: Annotated[int, RUN] = Field(512, gt=0)
     """Longest prompt in tokens."""
-    truncation: Literal["error", "skip", "truncate_left"] = "error"
+    truncation: Annotated[Literal["error", "skip", "truncate_left"], RUN_NOT_IN_LEDGER] = "error"
     """What becomes of longer prompts: an error before the run starts, left out, or cut at their beginning so
     that the last tokens remain. The last two are counted."""
-    filter_overlong_prompts: bool = False
+    filter_overlong_prompts: Annotated[bool, RUN_NOT_IN_LEDGER] = False
     """Leave longer prompts out whatever `truncation` says, as verl does; the same as `truncation: skip`."""
-    max_response_length: int = Field(512, gt=0)
+    max_response_length: Annotated[int, RUN] = Field(512, gt=0)
     """Longest response in tokens, over all its segments."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, RUN_NOT_IN_LEDGER] = None
     """A file with the chat template (Jinja) that chats are written with; unset: the tokenizer's own."""
-    apply_chat_template_kwargs: dict[str, Any] = {}
+    apply_chat_template_kwargs: Annotated[dict[str, Any], RUN_NOT_IN_LEDGER] = {}
     """Further variables of the chat template, e.g. `{enable_thinking: false}`."""
-    shuffle: bool = True
+    shuffle: Annotated[bool, RUN] = True
     """Shuffle the rows anew in every epoch, as a pure function of (seed, epoch)."""
     drop_last: bool = False
     """Leave out the last update when it has fewer samples than the others; else it is trained as it is."""

@@ -13,6 +13,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from headrace.config import RunConfig
+from headrace.config_base import START, Lifetime
+from headrace.config_lifetime import of_field
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -23,19 +25,29 @@ changes single keys. Unknown keys are refused, and values that do not fit togeth
 change that mends them. `headrace run FILE --dry-run` checks everything and shows the plan. The resolved
 configuration lies in the run's directory as `config.yaml`.
 
+The column *lifetime* says how long a value holds:
+
+- `run`: for the life of the run. Its ledger and checkpoints are made with it; a resume or an upgrade with
+  another value is refused.
+- `start`: until the service starts again. A resume, or an upgrade, may change it.
+- `live`: until `headrace tune` or an upgrade changes it, while the run is on.
+- `initial`: the value that the run starts with; `headrace scale` and `kubectl scale` change it afterwards.
+
 Made from the models in `headrace/config*.py` by `make docs`.
 """
 
 
-def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+def _rows(
+    model: type[BaseModel], prefix: str, inherited: Lifetime
+) -> Iterator[tuple[str, FieldInfo, Lifetime]]:
     for name, info in model.model_fields.items():
-        inner = info.annotation
+        inner, lifetime = info.annotation, of_field(info, inherited)
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from _rows(inner, f"{prefix}{name}.")
+            yield from _rows(inner, f"{prefix}{name}.", lifetime)
         else:
-            yield f"{prefix}{name}", info
+            yield f"{prefix}{name}", info, lifetime
             if (entry := _table(inner)) is not None:
-                yield from _rows(entry, f"{prefix}{name}.NAME.")
+                yield from _rows(entry, f"{prefix}{name}.NAME.", lifetime)
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:
@@ -68,30 +80,28 @@ def _default(info: FieldInfo) -> str:
     return f"`{json.dumps(info.default)}`"
 
 
+_COLUMNS = ["| key | type | default | lifetime | meaning |", "|---|---|---|---|---|"]
+
+
+def _line(key: str, info: FieldInfo, lifetime: Lifetime) -> str:
+    limits = _limits(info)
+    kind = _kind(info.annotation) + (f", {limits}" if limits else "")
+    meaning = " ".join((info.description or "").split())
+    return f"| `{key}` | {kind} | {_default(info)} | {lifetime.name} | {meaning} |"
+
+
 def render() -> str:
     """The whole page."""
     out = [_HEAD]
+    plain = []
     for name, info in RunConfig.model_fields.items():
-        inner = info.annotation
+        inner, lifetime = info.annotation, of_field(info, START)
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            plain.append(_line(name, info, lifetime))
             continue
-        about = (inner.__doc__ or "").strip()
-        out += [f"\n## `{name}`\n", about if about else "", ""]
-        out += ["| key | type | default | meaning |", "|---|---|---|---|"]
-        for key, field in _rows(inner, f"{name}."):
-            limits = _limits(field)
-            kind = _kind(field.annotation) + (f", {limits}" if limits else "")
-            meaning = " ".join((field.description or "").split())
-            out.append(f"| `{key}` | {kind} | {_default(field)} | {meaning} |")
-    plain = [
-        (name, info)
-        for name, info in RunConfig.model_fields.items()
-        if not (isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel))
-    ]
-    out += ["\n## The run itself\n", "| key | type | default | meaning |", "|---|---|---|---|"]
-    for name, info in plain:
-        meaning = " ".join((info.description or "").split())
-        out.append(f"| `{name}` | {_kind(info.annotation)} | {_default(info)} | {meaning} |")
+        out += [f"\n## `{name}`\n", (inner.__doc__ or "").strip(), "", *_COLUMNS]
+        out += [_line(*row) for row in _rows(inner, f"{name}.", lifetime)]
+    out += ["\n## The run itself\n", *_COLUMNS, *plain]
     return "\n".join(out) + "\n"
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from headrace.config_base import Section
+from headrace.config_base import RUN, Section
 
 SINGLE_TURN = "single_turn"
 BUILT_IN = {"calculator": ("headrace.environments.calculator", "Calculator")}
@@ -16,12 +16,12 @@ BUILT_IN = {"calculator": ("headrace.environments.calculator", "Calculator")}
 class EnvironmentConfig(Section):
     """What answers the model between its turns; by default nothing does, and a response is one turn."""
 
-    name: str = SINGLE_TURN
+    name: Annotated[str, RUN] = SINGLE_TURN
     """`single_turn`, `calculator`, or, with `path`, the name of a class or function in it that makes an
     environment."""
-    path: str | None = None
+    path: Annotated[str | None, RUN] = None
     """A Python file, or an importable module, with an environment of your own."""
-    kwargs: dict[str, Any] = {}
+    kwargs: Annotated[dict[str, Any], RUN] = {}
     """Arguments that the environment is made with."""
     max_turns: int = Field(8, gt=0)
     """Turns of the model in one trajectory; the response limit counts the tokens of all, and the

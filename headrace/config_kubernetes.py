@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from headrace.config_base import Section
+from headrace.config_base import LIVE, Section
 
 
 class RecommendationConfig(Section):
@@ -37,10 +37,10 @@ class KubernetesConfig(Section):
     """Deployment of the trainer's nodes, or what `trainer_kind` says."""
     trainer_kind: Literal["Deployment", "LeaderWorkerSet"] = "Deployment"
     """LeaderWorkerSet: the nodes are its one group."""
-    scale_to_zero_on_completion: bool = False
+    scale_to_zero_on_completion: Annotated[bool, LIVE] = False
     """Scale rollouters and trainer to 0 once the trained model is exported."""
-    deletion_cost_interval_s: float = Field(30.0, gt=0)
+    deletion_cost_interval_s: Annotated[float, LIVE] = Field(30.0, gt=0)
     """Least time between two changes of one pod's deletion cost, which follows its tokens in flight."""
-    request_timeout_s: float = Field(10.0, gt=0)
+    request_timeout_s: Annotated[float, LIVE] = Field(10.0, gt=0)
     """Longest wait for one answer of the Kubernetes API."""
-    recommendation: RecommendationConfig = RecommendationConfig()
+    recommendation: Annotated[RecommendationConfig, LIVE] = RecommendationConfig()

@@ -1,4 +1,4 @@
-"""What a run keeps from its beginning to its end, as its ledger remembers it.
+"""What a run keeps from its beginning to its end, as its ledger remembers it: fields whose lifetime is `RUN`.
 
 The queue service writes it at the first start (with digests of the data, which it alone reads) and recognises
 the run by it. Every other service compares what it knows, so that a file that has changed under a run is
@@ -7,38 +7,33 @@ refused by all alike. A run that an earlier release began lacks some keys; what 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+from headrace import config_lifetime
 from headrace.config import RunConfig
-from headrace.config_load import value_at
 
-_PLAIN = (
-    "model.dtype",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "data.shuffle",
-    "environment.name",
-    "environment.path",
-    "rollout.n",
-    "rollout.total_rollout_steps",
-    "actor.ppo_mini_batch_size",
-    "critic.enable",
-    "val.n",
-    "seed",
-)
 _ALWAYS = ("data.shuffle", "rollout.n", "rollout.total_rollout_steps", "seed")
-LATER = frozenset({*_PLAIN, "environment.kwargs", "model.path"}.difference(_ALWAYS))
+LATER = frozenset(config_lifetime.in_ledger()).difference(_ALWAYS)
 """What runs of earlier releases may lack."""
 
 
 def of(config: RunConfig) -> dict[str, object]:
     """By key, what of the configuration the samples and checkpoints are made with."""
-    kwargs = json.dumps(config.environment.kwargs, sort_keys=True, default=str)
-    plain = {key: value_at(config, key) for key in _PLAIN}
-    # The model's name, not where it lies: a checkout or a cache may have moved.
-    return {**plain, "model.path": Path(config.model.path).name, "environment.kwargs": kwargs}
+    return {key: _noted(key, _attribute(config, key)) for key in config_lifetime.in_ledger()}
+
+
+def _attribute(config: RunConfig, dotted: str) -> Any:
+    return functools.reduce(getattr, dotted.split("."), config)
+
+
+def _noted(key: str, value: Any) -> object:
+    if key == "model.path":  # its name, not where it lies: a checkout or a cache may have moved
+        return Path(value).name
+    return json.dumps(value, sort_keys=True, default=str) if isinstance(value, dict) else value
 
 
 def scoring(config: RunConfig) -> str:

@@ -1,5 +1,5 @@
-"""What of its configuration may change while a run is on: eta, S, and what the coordinator alone reads of its
-cluster. Everything else is refused by name.
+"""What of its configuration may change while a run is on: the fields whose lifetime is `LIVE`, which are eta,
+S and what the coordinator alone reads of its cluster. Everything else is refused by name.
 
 A change is wanted as soon as it is in the file. The trainer takes eta and S up with its next snapshot, so
 that a window has one S from its beginning to its end, and the gate follows with the commit of that snapshot.
@@ -7,22 +7,14 @@ that a window has one S from its beginning to its end, and the gate follows with
 
 from __future__ import annotations
 
-from headrace import config_load
+from headrace import config_lifetime, config_load
 from headrace.config import RunConfig
-from headrace.config_kubernetes import RecommendationConfig
 from headrace.memory import too_small
 
-GATE = ("async_training.staleness_threshold", "async_training.trigger_parameter_sync_step")
-COORDINATOR = (
-    *(f"kubernetes.recommendation.{key}" for key in RecommendationConfig.model_fields),
-    "kubernetes.scale_to_zero_on_completion",
-    "kubernetes.deletion_cost_interval_s",
-    "kubernetes.request_timeout_s",
-)
-"""Read by the coordinator alone, whenever it needs them."""
-TUNABLE = (*GATE, *COORDINATOR)
-AT_START = ("rollout.replicas",)
-"""Only looked at when a run starts: `headrace scale` and `kubectl scale` change what it stands for."""
+TUNABLE = config_lifetime.keys("live")
+GATE = tuple(key for key in TUNABLE if not key.startswith("kubernetes."))
+"""The others are read by the coordinator alone, whenever it needs them."""
+_LEFT_ALONE = frozenset((*TUNABLE, *config_lifetime.keys("initial")))
 _HINT = {
     "async_training.partial_rollout": "write it down as it is: unset, it follows staleness_threshold",
 }
@@ -32,7 +24,7 @@ def refused(before: RunConfig, after: RunConfig) -> list[str]:
     """One sentence for every key that differs and must not."""
     out = []
     for key in config_load.known_keys():
-        if key in TUNABLE or key in AT_START:
+        if key in _LEFT_ALONE:
             continue
         was, now = config_load.value_at(before, key), config_load.value_at(after, key)
         if was != now:

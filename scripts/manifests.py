@@ -1,7 +1,7 @@
 """What is made from configuration and chart and kept beside them; `make manifests` brings it up to date.
 
 - `helm/headrace/values.schema.json`: its part for `config:` is the schema of the run's configuration.
-- `helm/headrace/fixed-keys.yaml`: what an upgrade may not change.
+- `helm/headrace/lifetimes.yaml`: what an upgrade may not change, and what rolls no pod.
 - `k8s/*.yaml`: plain manifests, rendered from the presets named here.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from headrace import config_lifetime
 from headrace.config import RunConfig
-from headrace.records.layout import FIXED_KEYS
 from scripts.kube_tools import ROOT, run_helm
 
 CHART = ROOT / "helm" / "headrace"
-FIXED = CHART / "fixed-keys.yaml"
+LIFETIMES = CHART / "lifetimes.yaml"
 SCHEMA = CHART / "values.schema.json"
 PLAIN = ROOT / "k8s"
 NAMESPACE = "headrace"
@@ -57,13 +57,18 @@ def _bare(node: Any, names: bool = False) -> Any:
     return out
 
 
-def fixed_keys() -> str:
-    """Keys that a run keeps, as the chart reads them."""
-    head = (
-        "# What a run that goes on keeps: the ledger and the checkpoints were made with it. An upgrade that\n"
-        "# changes one is refused. Written by `make manifests`.\n"
-    )
-    return head + "".join(f"- {key}\n" for key in ("name", *FIXED_KEYS))
+def lifetimes() -> str:
+    """The keys of each lifetime that matters to an upgrade, as the chart reads them."""
+    about = {
+        "run": "Kept by a run that goes on: its ledger and checkpoints were made with it. An upgrade with\n"
+        "# another value is refused.",
+        "live": "Followed while the run is on: a change replaces no pod.",
+        "initial": "Owned by `kubectl scale` or KEDA once the run is on: a change replaces no pod either.",
+    }
+    out = "# From the fields of the configuration, by `make manifests`.\n"
+    for name, text in about.items():
+        out += f"# {text}\n{name}:\n" + "".join(f"- {key}\n" for key in config_lifetime.keys(name))
+    return out
 
 
 def manifest(name: str) -> str:
@@ -83,8 +88,8 @@ def manifest(name: str) -> str:
 
 def main() -> None:
     SCHEMA.write_text(schema())
-    FIXED.write_text(fixed_keys())
-    for name in MANIFESTS:  # with the schema that has just been written
+    LIFETIMES.write_text(lifetimes())
+    for name in MANIFESTS:
         (PLAIN / f"{name}.yaml").write_text(manifest(name))
 
 

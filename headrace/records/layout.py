@@ -31,36 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import config_load, trained_log
+from headrace import config_lifetime, config_load, trained_log
 from headrace.config import RunConfig
 from headrace.records.json_files import read_json
 
-FIXED_KEYS = (
-    "seed",
-    "model.path",
-    "model.dtype",
-    "data.train_files",
-    "data.val_files",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "data.skip_invalid",
-    "data.ground_truth_as_json",
-    "data.truncation",
-    "data.filter_overlong_prompts",
-    "data.chat_template",
-    "data.apply_chat_template_kwargs",
-    "data.shuffle",
-    "environment.name",
-    "environment.path",
-    "environment.kwargs",
-    "rollout.n",
-    "rollout.total_rollout_steps",
-    "actor.ppo_mini_batch_size",
-    "critic.enable",
-    "val.n",
-    "redis.url",
-)
-"""A run that goes on keeps these: the ledger and the checkpoints were made with them."""
 
 _TAKEOVER_S = 20.0
 """How long the processes of a killed runner may take to be gone."""
@@ -218,7 +192,7 @@ class RunLayout:
             return []
         stored = config_load.load(self.requested)
         lines = []
-        for key in FIXED_KEYS:
+        for key in config_lifetime.keys("run"):
             was, now = config_load.value_at(stored, key), config_load.value_at(config, key)
             if was != now:
                 lines.append(

@@ -18,7 +18,7 @@ from tests.helm import charts
 from tests.helm.cluster import cluster
 from tests.helm.objects import Object, of_kind, read
 
-FIXED = yaml.safe_load(manifests.FIXED.read_text())
+FIXED = yaml.safe_load(manifests.LIFETIMES.read_text())["run"]
 
 
 def installed(sets: tuple[str, ...] = ()) -> list[Object]:
@@ -257,8 +257,8 @@ def test_volumes_that_are_not_there_are_told(tmp_path: Path) -> None:
     assert upgrade([namespace, volume_claim("headrace-model")], tmp_path, made), "with the release"
 
 
-def test_fixed_keys_are_those_of_a_local_run() -> None:
-    assert manifests.FIXED.read_text() == manifests.fixed_keys(), "run `make manifests`"
+def test_lifetimes_are_those_of_the_configuration() -> None:
+    assert manifests.LIFETIMES.read_text() == manifests.lifetimes(), "run `make manifests`"
 
 
 def test_what_an_uninstall_leaves_is_what_the_notes_say() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace import run_identity, startup
+from headrace import config_lifetime, run_identity, startup
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, known_keys
 from headrace.ledger.client import LedgerError, LedgerUnavailable, LoginRefused
-from headrace.records.layout import FIXED_KEYS
 from tests.unit.scripted_turns import config
 
 
@@ -104,11 +103,9 @@ def test_it_does_not_wait_for_what_will_not_pass() -> None:
 
 def test_it_covers_what_a_run_must_keep() -> None:
     """What is missing is in the digests of the data, or leads to the ledger itself."""
-    covered = set(run_identity.of(config()))
-    assert covered <= set(known_keys())
-    elsewhere = {key for key in FIXED_KEYS if key.startswith("data.")} | {"redis.url"}
-    assert set(FIXED_KEYS) - covered <= elsewhere
-    assert covered <= set(FIXED_KEYS)
+    kept, covered = set(config_lifetime.keys("run")), set(run_identity.of(config()))
+    assert covered < kept < set(known_keys())
+    assert all(key.startswith("data.") or key in ("name", "redis.url") for key in kept - covered)
 
 
 def test_what_makes_finished_samples_unlike_new_ones() -> None:

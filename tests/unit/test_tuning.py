@@ -273,7 +273,7 @@ async def test_a_start_with_what_the_server_cannot_hold_is_refused(file: Path) -
     server: Any = FakeRedis(needed_bytes(config))
     await check_memory(config, server)
     server.maxmemory -= 1
-    with pytest.raises(ConfigError, match=r"staleness_threshold and .*maxmemory"):
+    with pytest.raises(ConfigError, match=r"and async_training.staleness_threshold: .*maxmemory"):
         await check_memory(config, server)
     server.away = True
     with pytest.raises(LedgerUnavailable, match="away"):

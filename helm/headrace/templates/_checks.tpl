@@ -267,7 +267,7 @@ have made a LeaderWorkerSet is sure to be allowed to look for it, and a lookup t
 {{- end -}}
 {{- if $stored -}}
 {{- $was := index $stored.data "config.yaml" | fromYaml -}}
-{{- range $key := .Files.Get "fixed-keys.yaml" | fromYamlArray -}}
+{{- range $key := (.Files.Get "lifetimes.yaml" | fromYaml).run -}}
 {{- $before := $was -}}{{- $now := $is -}}
 {{- range splitList "." $key -}}
 {{- $before = index ($before | default dict) . -}}{{- $now = index ($now | default dict) . -}}

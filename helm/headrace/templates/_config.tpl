@@ -125,13 +125,20 @@ of theirs, too. Takes (dict "root" $ "component" "queue").
 {{- if kindIs "invalid" $async.partial_rollout -}}
 {{- $_ := set $async "partial_rollout" (gt (float64 ($async.staleness_threshold | default 0)) 0.0) -}}
 {{- end -}}
-{{- $_ := set $c "async_training" (omit $async "staleness_threshold" "trigger_parameter_sync_step") -}}
-{{- with $c.rollout -}}{{- $_ := unset . "replicas" -}}{{- end -}}
+{{- $_ := set $c "async_training" $async -}}
+{{- /* Dictionaries are changed in place: this is `$c` without those keys. */ -}}
+{{- $lifetimes := .root.Files.Get "lifetimes.yaml" | fromYaml -}}
+{{- range concat $lifetimes.live $lifetimes.initial -}}
+{{- $path := splitList "." . -}}
+{{- $at := $c -}}
+{{- range initial $path -}}{{- $at = index $at . | default dict -}}{{- end -}}
+{{- $_ := unset $at (last $path) -}}
+{{- end -}}
 {{- if eq .component "rollouter" -}}
 {{- range list "actor" "critic" "ref" "trainer" -}}{{- $_ := unset $c . -}}{{- end -}}
 {{- end -}}
-{{- /* These the coordinator takes over as it is. */ -}}
-{{- $cluster := omit ($c.kubernetes | default dict) "recommendation" "scale_to_zero_on_completion" "deletion_cost_interval_s" "request_timeout_s" -}}
+{{- $cluster := $c.kubernetes | default dict -}}
+{{- if not $cluster.recommendation -}}{{- $_ := unset $cluster "recommendation" -}}{{- end -}}
 {{- $_ := unset $c "kubernetes" -}}
 {{- if and $cluster (eq .component "coordinator") -}}{{- $_ := set $c "kubernetes" $cluster -}}{{- end -}}
 {{- printf "%s%s" (toJson $c) (toJson .root.Values.files) | sha256sum -}}
