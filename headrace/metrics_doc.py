@@ -1,15 +1,14 @@
-"""Writes docs/metrics.md from the definitions: `python -m headrace.metrics_doc`."""
+"""Writes docs/metrics.md from the table of metrics: `python -m headrace.metrics_doc`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
-from headrace.run_log_keys import DEFINITIONS, EVAL_ROW, SYNC_ROW, Keys
+from headrace.metrics import coordinator, queue, rollouter, rows, trainer
+from headrace.metrics.series import Entry
+from headrace.metrics.sync_and_eval import EVAL_ROW, SYNC_ROW, Keys
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
@@ -71,47 +70,48 @@ _READING = """
 """
 
 
-def services() -> dict[str, dict[str, Metric]]:
-    """Every service's own Prometheus metrics by sample name, as its module defines them."""
-    from headrace_coordinator import metrics as coordinator
-    from headrace_queue.metrics import QueueCollector
-    from headrace_rollouter import metrics as rollouter
-    from headrace_trainer import metrics as trainer
-
-    out: dict[str, dict[str, Metric]] = {}
-    for name, module in (("trainer", trainer), ("rollouter", rollouter), ("coordinator", coordinator)):
-        collectors = {id(c): c for c in _collectors(vars(module).values())}
-        out[name] = _by_name(m for c in collectors.values() for m in c.collect())
-    out["queue"] = _by_name(QueueCollector.described())
-    return out
+def services() -> dict[str, dict[str, Entry]]:
+    """Every service's own Prometheus metrics by the name that is scraped."""
+    return {
+        s.name: s.entries for s in (trainer.SERVICE, rollouter.SERVICE, coordinator.SERVICE, queue.SERVICE)
+    }
 
 
-def _collectors(values: Iterable[Any]) -> Iterable[Collector]:
-    for value in values:
-        if isinstance(value, dict):
-            yield from _collectors(value.values())
-        elif hasattr(type(value), "collect"):
-            yield value
+def _run_log() -> Iterator[str]:
+    """A line for each meaning: keys that share one stand in braces."""
+    for (meaning, when), group in itertools.groupby(
+        rows.TABLE.entries.values(), lambda e: (e.meaning, e.when)
+    ):
+        names = _braced([entry.name for entry in group]).replace("|", "\\|")
+        yield f"| `{names}` | {meaning} | {when or 'always'} |\n"
 
 
-def _by_name(found: Iterable[Metric]) -> dict[str, Metric]:
-    return {m.name + ("_total" if m.type == "counter" else ""): m for m in found}
+def _braced(names: Sequence[str]) -> str:
+    """`a/{b,c}/d` for `a/b/d` and `a/c/d`."""
+    if len(names) == 1:
+        return names[0]
+    parts = [name.split("/") for name in names]
+    head, tail = _common(parts), _common([part[::-1] for part in parts])
+    inner = ["/".join(part[head : len(part) - tail]) for part in parts]
+    return "/".join([*parts[0][:head], f"{{{','.join(inner)}}}", *parts[0][len(parts[0]) - tail :]])
 
 
-def _rows(definitions: Iterable[Keys]) -> str:
-    return "".join(f"| `{d.names}` | {d.meaning} |\n" for d in definitions)
+def _common(parts: Sequence[Sequence[str]]) -> int:
+    """How many elements at the beginning all have in common."""
+    columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+    return sum(1 for _ in columns)
+
+
+def _rows(keys: Iterable[Keys]) -> str:
+    return "".join(f"| `{k.name}` | {k.meaning} |\n" for k in keys)
 
 
 def render() -> str:
-    lines = []
-    for d in DEFINITIONS:
-        names = d.names.replace("|", "\\|")
-        lines.append(f"| `{names}` | {d.meaning} | {d.when or 'always'} |")
-    text = _HEAD + "\n".join(lines) + "\n" + _REWARDS + _SYNC + _rows(SYNC_ROW) + _EVAL + _rows(EVAL_ROW)
+    text = _HEAD + "".join(_run_log()) + _REWARDS + _SYNC + _rows(SYNC_ROW) + _EVAL + _rows(EVAL_ROW)
     text += _PROMETHEUS
     for service, found in services().items():
         text += "".join(
-            f"| `{name}` | {m.type} | {m.documentation} | {service} |\n" for name, m in sorted(found.items())
+            f"| `{name}` | {e.type} | {e.documentation} | {service} |\n" for name, e in sorted(found.items())
         )
     text += "| `vllm:*` | | vLLM's own | rollouter |\n"
     return text + _READING

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.metrics_doc import services
 from headrace.monitoring import RULES
 from headrace.monitoring.dashboard import TARGET
 from headrace.net import free_port
@@ -37,10 +38,12 @@ ELSEWHERE = {
 """Metrics of others, which no run on one machine has, and where they come from."""
 NEEDS_GPU = {name for name in ELSEWHERE if name.startswith("DCGM_")}
 
-LABELS = frozenset(
-    ("phase", "reason", "operation", "loop", "state", "status", "finish_reason", "data_source", "statistic")
-)
-"""All that our metrics have: each takes a handful of values, whatever the run's length."""
+LABELS = {
+    name.removesuffix("_total"): set(entry.labels)
+    for found in services().values()
+    for name, entry in found.items()
+}
+"""All that each of our metrics has: each takes a handful of values, whatever the run's length."""
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is missing (Debian: apt-get install prometheus)"

@@ -12,7 +12,7 @@ import pytest
 from headrace.cli.trace import merge, validate
 from headrace.config import RunConfig
 from headrace.config_load import load
-from headrace.run_log_keys import REWARD_TIME
+from headrace.metrics.rows import TIMING_S_REWARD
 from headrace.runner.summary import idle_ratios
 from headrace.staleness import Mode
 from headrace.trace_reading import read
@@ -108,7 +108,7 @@ def test_a_mode_comes_to_its_end(
     assert generated[whole - 1] >= whole * config.samples_per_update
     assert generated[-1] <= finished.stats.finished
     assert rows[-1]["fully_async/count/dropped_stale_samples"] <= finished.stats.restarted
-    assert all(row[REWARD_TIME] > 0.0 for row in rows)
+    assert all(row[TIMING_S_REWARD] > 0.0 for row in rows)
     # One sync before anything, one behind every window, one for what is left of the last.
     assert finished.stats.version == -(-len(rows) // config.rule.sync_steps)
     assert finished.audit.problems == finished.audit.explained == []

@@ -16,11 +16,12 @@ from headrace.ledger import ops
 from headrace.ledger.client import LedgerUnavailable
 from headrace.ledger.replies import DeadSample, Stats, ValStatus, Verdict
 from headrace.ledger.states import State
+from headrace.metrics.queue import DIED, DROPPED, FENCED, KEPT, REQUEUED
+from headrace.metrics.rollouter import FAILURES
 from headrace_queue.app import Service, create_app
 from headrace_queue.loops import Pulse
-from headrace_queue.metrics import DIED, DROPPED, FENCED, KEPT, REQUEUED, Memory, QueueCollector
+from headrace_queue.metrics import Memory, QueueCollector
 from headrace_queue.validation import Score
-from headrace_rollouter.metrics import FAILURES
 from tests.unit.queue_fakes import FakeLedger, make_stats
 
 TOKEN = "right"

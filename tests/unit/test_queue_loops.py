@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from headrace.endings import FINAL
 from headrace.ledger.client import LedgerError, LedgerUnavailable, LedgerWentBack
 from headrace.ledger.replies import ExpireReply, IssueReply, ValStatus, Verdict
-from headrace.run_log_keys import EVAL_ROW
+from headrace.metrics.sync_and_eval import EVAL_ROW
 from headrace.v1.sample_pb2 import ValidationResult
 from headrace.wire import decode_prompt
 from headrace_queue.feeder import CHUNK, Feeder, next_issue
@@ -279,7 +279,7 @@ class Validated:
 def test_scores_count_what_is_missing() -> None:
     found = scores(3, [result(3, 0, "a", 1.0), b"\xff\xff", result(3, 2, "b", 0.5)], {"b": 1, "a": 2})
     assert found == [Score(3, "a", 1.0, 1, 1), Score(3, "b", 0.5, 1, 0)]
-    assert list(asdict(found[0])) == [key.names for key in EVAL_ROW]  # what docs/metrics.md lists
+    assert list(asdict(found[0])) == [key.name for key in EVAL_ROW]  # what docs/metrics.md lists
 
 
 def test_malformed_results_count_as_unfinished() -> None:

@@ -12,18 +12,18 @@ import pytest
 import yaml
 
 from headrace.cli.main import main
+from headrace.metrics import rows
 from headrace.records.layout import RunLayout
 from headrace.report import catalogue, tables
 from headrace.report.chart import rolling_max, rolling_mean, thinned
 from headrace.report.collect import RunData, collect, labels, path_of
 from headrace.report.page import render
 from headrace.report.scale import Scale, limits, without_outliers, written
-from headrace.run_log_keys import DEFINITIONS
 from headrace.runner.summary import ledger_line
 from headrace.sample_dump import DIRECTORY
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
-KNOWN = {name for d in DEFINITIONS for name in d.expanded()}
+KNOWN = rows.TABLE.entries.keys()
 
 
 def make_run(root: Path, steps: int = 40, **config: Any) -> RunLayout:

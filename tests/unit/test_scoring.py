@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
 
+from headrace.metrics.rollouter import REWARD_SECONDS
 from headrace.wire import FinishReason, Prompt
 from headrace_rollouter.scoring import Scoring
 from tests.unit.test_rollouter_parts import config
@@ -33,9 +33,8 @@ class Scorer:
 
 
 def calls() -> float:
-    found = REGISTRY.get_sample_value("headrace_reward_call_seconds_count")
-    assert found is not None
-    return found
+    (family,) = REWARD_SECONDS.collect()
+    return next(s.value for s in family.samples if s.name == "headrace_reward_call_seconds_count")
 
 
 def scoring(scorer: Scorer) -> Scoring:

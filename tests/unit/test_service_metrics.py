@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from headrace.metrics.trainer import GAUGES, HEARTBEAT
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics as coordinator
 from headrace_rollouter import metrics as rollouter
@@ -112,7 +113,7 @@ def test_counters_never_go_back() -> None:
 
 
 ROW = {
-    **dict.fromkeys(trainer._GAUGES, 0.5),
+    **dict.fromkeys(GAUGES, 0.5),
     "trainer/idle_ratio": 0.25,
     "timing_s/step": 2.0,
     "perf/tokens_per_s": 10.0,
@@ -186,11 +187,11 @@ def test_the_age_of_the_heartbeat_is_that_of_this_node(tmp_path: Path) -> None:
     heartbeat.Launch(tmp_path).ranks_begin(2)
     trainer.show_heartbeat(tmp_path)
     os.utime(tmp_path / "rank-1", (time.time() - 50.0,) * 2)
-    (sample,) = [s for m in trainer.HEARTBEAT.collect() for s in m.samples]
+    (sample,) = [s for m in HEARTBEAT.collect() for s in m.samples]
     assert 50.0 <= sample.value < 80.0
     os.utime(tmp_path / "rank-1", (time.time() + 50.0,) * 2)
     os.utime(tmp_path / "launcher", (time.time() + 50.0,) * 2)
-    (sample,) = [s for m in trainer.HEARTBEAT.collect() for s in m.samples]
+    (sample,) = [s for m in HEARTBEAT.collect() for s in m.samples]
     assert sample.value == 0.0, "dated ahead"
 
 

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.comm.store import serve_store
-from headrace.run_log_keys import PARTS, SYNC_ROW, problems
+from headrace.metrics.rows import PARTS, problems
+from headrace.metrics.sync_and_eval import SYNC_ROW
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot
 from headrace_trainer.ranks import Ranks
@@ -102,7 +103,7 @@ def test_a_canary_belongs_to_the_version_it_reports(tmp_path: Path) -> None:
     log.close()
     rows = [json.loads(line) for line in (tmp_path / "sync.jsonl").read_text().splitlines()]
     assert [(r["version"], r["logprob_max_abs_diff"]) for r in rows] == [(1, 3e-6), (2, 5e-6), (3, None)]
-    assert {tuple(row) for row in rows} == {tuple(k.names for k in SYNC_ROW)}
+    assert {tuple(row) for row in rows} == {tuple(k.name for k in SYNC_ROW)}
 
 
 def test_a_canary_is_in_the_row_after_its_report(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LedgerWentBack, LoginRefused, SyncLedger
 from headrace.ledger_record import LedgerRecord
+from headrace.metrics import rollouter as table
 from headrace.model_files import eos_token_ids, vocabulary_size
 from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect, connect_async
@@ -222,7 +223,7 @@ class Rollouter:
     async def _tell(self, ledger: AsyncLedger) -> None:
         """Metrics and telemetry of this process."""
         target = self.worker.target_sequences
-        metrics.TARGET.set(target)
+        table.TARGET.set(target)
         period = min(1.0, self.config.ledger.lease_s / 5)
         started = time.monotonic()
         usage = metrics.Usage()
@@ -233,9 +234,9 @@ class Rollouter:
                 self.committed = -1 if stats.completed else stats.version
             active, window = self.engine.active_s, time.monotonic() - started
             usage.seen(active, window, self.engine.generated_tokens, self.worker.version)
-            metrics.SERVING.set(self.worker.serving.is_set())
-            metrics.RUNNING.set(self.engine.running)
-            metrics.MEMORY.set(ledger.waits_for_memory)
+            table.SERVING.set(self.worker.serving.is_set())
+            table.RUNNING.set(self.engine.running)
+            table.MEMORY.set(ledger.waits_for_memory)
             now = _telemetry(self.engine, self.worker, active, window)
             with contextlib.suppress(redis.RedisError):  # nothing depends on it
                 await telemetry.tell(ledger.redis, self.config.name, self.incarnation, now)

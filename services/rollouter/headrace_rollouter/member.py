@@ -21,9 +21,9 @@ from headrace.coordinator_stream import Outage
 from headrace.environment import bearer
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
+from headrace.metrics import rollouter as metrics
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine, EngineFailed
 from headrace_rollouter.work import Worker
 

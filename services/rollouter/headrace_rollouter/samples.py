@@ -19,6 +19,7 @@ from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import Claimed, Payload, Taken, Verdict
+from headrace.metrics import rollouter as metrics
 from headrace.sample_checks import SampleReader
 from headrace.wire import (
     FinishReason,
@@ -30,7 +31,6 @@ from headrace.wire import (
     encode_parked,
     encode_sample,
 )
-from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.scoring import Scoring
 from headrace_rollouter.seeds import sampling_seed

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.config import RunConfig
+from headrace.metrics import rollouter as metrics
 from headrace.reward import RewardError, Scorer
 from headrace.wire import Prompt, Trajectory
-from headrace_rollouter import metrics
 from headrace_rollouter.trajectories import Trajectories
 
 

@@ -30,8 +30,8 @@ import numpy as np
 
 from headrace.config import RunConfig
 from headrace.environments import Done, Episode, Outcome, Passage, Task, Turn
+from headrace.metrics import rollouter as metrics
 from headrace.wire import FinishReason, Int32Array, Prompt, Trajectory, added_by_environment, extend
-from headrace_rollouter import metrics
 from headrace_rollouter.environment_turns import EnvironmentTurns
 from headrace_rollouter.serving import Serving
 

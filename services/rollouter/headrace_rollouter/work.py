@@ -17,10 +17,10 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import Taken
+from headrace.metrics import rollouter as metrics
 from headrace.reward import Scorer
 from headrace.sample_checks import SampleReader
 from headrace.trace import Lanes, Recorder
-from headrace_rollouter import metrics
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.environment_turns import EnvironmentTurns
 from headrace_rollouter.failures import Failures

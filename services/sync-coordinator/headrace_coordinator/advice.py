@@ -15,9 +15,9 @@ import redis
 from headrace import recommendation, telemetry
 from headrace.config import RunConfig
 from headrace.ledger.client import AsyncLedger
+from headrace.metrics import coordinator as metrics
 from headrace.recommendation import Advice, Reading
 from headrace.telemetry import RolloutTelemetry
-from headrace_coordinator import metrics
 from headrace_coordinator.notices import Committed, Notice
 
 log = logging.getLogger("headrace.coordinator.advice")

@@ -17,6 +17,7 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import CommitStatus
+from headrace.metrics import coordinator as table
 from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
@@ -69,7 +70,7 @@ class Driver:
         self.connections.term, self.state.version = found.term, found.version
         self.state.round, self.state.lineage = found.round, found.lineage
         await self.roster.read()
-        metrics.POLICY_VERSION.set(self.state.version)
+        table.POLICY_VERSION.set(self.state.version)
         extra = {"term": found.term, "version": found.version, "phase": str(found.phase)}
         log.info("term opened", extra=extra)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
+from headrace.metrics import coordinator as table
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
 from headrace_coordinator import session as s
@@ -176,7 +177,7 @@ class Reports:
 
     def reject(self, reason: str) -> None:
         self._state.pending = None
-        metrics.SYNC_FAILURES.labels(reason="abandoned").inc()
+        table.SYNC_FAILURES.labels(reason="abandoned").inc()
         log.error("sync rejected", extra={"reason": reason})
         self.notices.tell(SyncFailed(reason))
         self.connections.send_trainer(pb.TrainerCommand(rejected=pb.Rejected(reason=reason)))

@@ -9,8 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from headrace.config import RunConfig
+from headrace.metrics import coordinator as metrics
 from headrace.v1 import sync_pb2 as pb
-from headrace_coordinator import metrics
 from headrace_coordinator import session as s
 from headrace_coordinator.connections import Connections
 from headrace_coordinator.timings import Timings

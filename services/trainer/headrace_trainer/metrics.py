@@ -1,4 +1,4 @@
-"""Prometheus metrics of the trainer. Only rank 0 shows them; what they tell is summed over all ranks."""
+"""Turns what the trainer does into its metrics. Only rank 0 shows them; they are sums over all ranks."""
 
 from __future__ import annotations
 
@@ -11,92 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.config import RunConfig
-from headrace.late_gauge import LateGauge
+from headrace.metrics import rows
+from headrace.metrics import trainer as table
 from headrace_trainer import heartbeat
 
-disable_created_metrics()  # half of all series, which nobody reads
-
-_VERSIONS = (0, 1, 2, 3, 4, 6, 8, 16, 32)
-_TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-
-HEARTBEAT = Gauge(
-    "headrace_trainer_heartbeat_age_seconds",
-    "Seconds since the process of this node that stands still longest, launcher or rank, was seen to get on",
-)
-IDLE = LateGauge("headrace_trainer_idle_ratio", "Seconds waiting for samples over seconds of the last step")
-PHASE = Histogram(
-    "headrace_trainer_phase_duration_seconds",
-    "Seconds of a local update by phase",
-    ["phase"],
-    buckets=(0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
-)
-SAMPLES = Counter("headrace_samples_trained_total", "Samples trained by this process")
-TRAJECTORIES = Counter("headrace_trajectories_trained_total", "Trajectories trained by this process")
-TOKENS = Counter("headrace_tokens_trained_total", "Response tokens trained by this process")
-UPDATES = Counter("headrace_local_updates_total", "Local updates done by this process")
-SKIPPED = Counter("headrace_actor_skipped_steps_total", "Optimizer steps not taken: something was not finite")
-STALE_SAMPLES = Counter("headrace_stale_samples_trained_total", "Trained samples with a version gap above 0")
-STALE_TRAJECTORIES = Counter(
-    "headrace_stale_trajectories_trained_total", "Trained trajectories with a version gap above 0"
-)
-VERSION_GAP = Histogram("headrace_version_gap_versions", "Version gap of trained samples", buckets=_VERSIONS)
-UPDATE_GAP = Histogram(
-    "headrace_update_gap_steps",
-    "Optimizer steps between the weights that sampled and the update",
-    buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128),
-)
-PARTIAL = Counter("headrace_partial_samples_trained_total", "Trained samples with tokens of several versions")
-SPAN = Histogram(
-    "headrace_partial_span_versions", "Newest minus oldest version in a trained sample", buckets=_VERSIONS
-)
-LATENCY = Histogram(
-    "headrace_queue_message_latency_seconds",
-    "Seconds from a sample's finish to its reading by the trainer",
-    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600),
-)
-REWARD = Histogram(
-    "headrace_reward",
-    "Reward of trained trajectories",
-    buckets=(-10, -5, -2, -1, -0.5, -0.1, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10),
-)
-RESPONSE_TOKENS = Histogram(
-    "headrace_trained_response_length_tokens", "Tokens of trained responses", buckets=_TOKENS
-)
-LENGTH_ORDER = LateGauge(
-    "headrace_length_order_correlation",
-    "Rank correlation of a sample's tokens with its place in the order of training, of the last local update",
-)
-_GAUGES = {
-    key: LateGauge("headrace_" + key.replace("/", "_"), f"{text}; of the last local update")
-    for key, text in {
-        "actor/pg_loss": "Policy loss, mean over the trained tokens",
-        "actor/pg_clipfrac": "Share of the tokens whose policy ratio the loss clipped",
-        "actor/pg_clipfrac_lower": "Share of the tokens that the dual clip bounded",
-        "actor/ppo_kl": "KL divergence from the old policy to the current one, per token",
-        "actor/entropy": "Entropy of the policy in nats, mean over the trained tokens",
-        "actor/grad_norm": "Norm of the policy's gradient before clipping, in the last optimizer step",
-        "actor/lr": "Learning rate of the policy",
-        "rollout_corr/ess": "Effective share of the samples by their importance weights as they are, 0 to 1",
-        "rollout_corr/kl": "KL divergence from the sampling policy to the current one, per token",
-        "rollout_corr/k3_kl": "KL divergence from the sampling policy by the k3 estimator, per token",
-        "rollout_corr/chi2_token": "Chi-squared divergence from the sampling policy: mean of w^2 - 1",
-        "rollout_corr/ppl_ratio": "Perplexity under the current policy over that under the sampling one",
-        "rollout_corr/clipped_fraction": "Share of the importance weights that truncation bounded",
-        "rollout_corr/masked_fraction": "Share of the tokens left out by the loss or the rollout correction",
-        "reward/mean": "Mean reward of the trained trajectories",
-        "response_length/mean": "Mean tokens of a trained response, the environment's included",
-        "response_length/clip_ratio": "Share of the trained responses that the limit cut",
-        "group/zero_std_ratio": "Share of the groups whose rewards are all equal, which teach nothing",
-    }.items()
-}
-"""By run log key."""
-_SOMETIMES = ("rollout_corr/clipped_fraction",)
-"""Not in every run's rows: 0 where truncation is off."""
+table.SERVICE.show()
 
 
 class Gaps(Collector):
@@ -114,11 +38,8 @@ class Gaps(Collector):
 
     def collect(self) -> Iterator[Metric]:
         largest, bound = self._shown
-        for end, text, value in (
-            ("largest", "Largest version gap of the last local update", largest),
-            ("bound", "Largest version gap that was allowed in the last local update; +Inf for any", bound),
-        ):
-            yield GaugeMetricFamily(f"headrace_version_gap_{end}_versions", text, value=value)
+        yield table.LARGEST_GAP.value(largest)
+        yield table.GAP_BOUND.value(bound)
 
 
 GAPS = Gaps()
@@ -185,16 +106,8 @@ class Clock(Collector):
 
     def collect(self) -> Iterator[Metric]:
         wait_s, step_s = self.read()
-        yield CounterMetricFamily(
-            "headrace_trainer_wait_seconds",
-            "Seconds until now in which the trainer waited for samples",
-            value=wait_s,
-        )
-        yield CounterMetricFamily(
-            "headrace_trainer_step_seconds",
-            "Seconds of local updates until now, waiting included",
-            value=step_s,
-        )
+        yield table.WAIT_SECONDS.value(wait_s)
+        yield table.STEP_SECONDS.value(step_s)
 
 
 CLOCK = Clock()
@@ -231,35 +144,36 @@ def observe(
     """One run-log row, and what it was made of, into the registry. `gap_bound`: largest version gap that was
     allowed in the update, versions; infinity for any."""
     for span in seen.spans:
-        SPAN.observe(span)
-        PARTIAL.inc(span > 0)
+        table.SPAN.observe(span)
+        table.PARTIAL.inc(span > 0)
     for histogram, values in (
-        (UPDATE_GAP, seen.update_gaps),
-        (LATENCY, seen.latencies_s),
-        (REWARD, seen.rewards),
-        (RESPONSE_TOKENS, seen.lengths),
+        (table.UPDATE_GAP, seen.update_gaps),
+        (table.LATENCY, seen.latencies_s),
+        (table.REWARD, seen.rewards),
+        (table.RESPONSE_TOKENS, seen.lengths),
     ):
         for value in values:
             histogram.observe(value)
-    IDLE.set(row["trainer/idle_ratio"])
+    table.IDLE.set(row[rows.TRAINER_IDLE_RATIO])
     CLOCK.step_ended(phases.get("gen_wait", 0.0) + phases.get("wait_prev_gen", 0.0))
     for name, seconds in phases.items():
-        PHASE.labels(phase=name).observe(seconds)
-    SAMPLES.inc(samples)
-    TRAJECTORIES.inc(samples * group)
-    TOKENS.inc(row["perf/tokens_per_s"] * row["timing_s/step"])
-    UPDATES.inc()
-    SKIPPED.inc(row["actor/skipped_steps"])
-    GAPS.show(row["staleness/version_gap/max"], gap_bound)
-    for gap, count in row["staleness/version_gap/hist"].items():
+        table.PHASE.labels(phase=name).observe(seconds)
+    table.SAMPLES.inc(samples)
+    table.TRAJECTORIES.inc(samples * group)
+    table.TOKENS.inc(row[rows.PERF_TOKENS_PER_S] * row[rows.TIMING_S_STEP])
+    table.UPDATES.inc()
+    table.SKIPPED.inc(row[rows.ACTOR_SKIPPED_STEPS])
+    GAPS.show(row[rows.STALENESS_VERSION_GAP_MAX], gap_bound)
+    for gap, count in row[rows.STALENESS_VERSION_GAP_HIST].items():
         for _ in range(count):
-            VERSION_GAP.observe(int(gap))
+            table.VERSION_GAP.observe(int(gap))
         if int(gap) > 0:
-            STALE_SAMPLES.inc(count)
-    STALE_TRAJECTORIES.inc(seen.stale_trajectories)
-    LENGTH_ORDER.set(row["staleness/length_order_corr"])
-    for key, gauge in _GAUGES.items():
-        gauge.set(row.get(key, 0.0) if key in _SOMETIMES else row[key])
+            table.STALE_SAMPLES.inc(count)
+    table.STALE_TRAJECTORIES.inc(seen.stale_trajectories)
+    table.LENGTH_ORDER.set(row[rows.STALENESS_LENGTH_ORDER_CORR])
+    for key, gauge in table.GAUGES.items():
+        absent = rows.TABLE.entries[key].absent
+        gauge.set(row[key] if absent is None else row.get(key, absent))
 
 
 def show_heartbeat(directory: Path) -> None:
@@ -271,13 +185,13 @@ def show_heartbeat(directory: Path) -> None:
         except OSError:  # the launcher has gone
             return math.nan
 
-    HEARTBEAT.set_function(age_s)
+    table.HEARTBEAT.set_function(age_s)
 
 
 def process_only() -> CollectorRegistry:
     """For a node whose ranks are none of them the first: that it is up and gets on, what its process uses."""
     registry = CollectorRegistry()
-    registry.register(HEARTBEAT)
+    registry.register(table.HEARTBEAT)
     prometheus_client.ProcessCollector(registry=registry)
     prometheus_client.PlatformCollector(registry=registry)
     return registry

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.ledger.replies import Claimed
+from headrace.metrics.rows import PART
 from headrace.row_file import RowFile
-from headrace.run_log_keys import PART
 from headrace.telemetry import RolloutTelemetry
 from headrace.v1 import sync_pb2 as pb
 

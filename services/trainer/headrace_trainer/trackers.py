@@ -34,9 +34,9 @@ from typing import Any, Protocol
 from headrace import logs
 from headrace.config import RunConfig
 from headrace.environment import without_secrets
+from headrace.metrics.sync_and_eval import score_names
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import MetricsTail, read_json, read_rows, write_json
-from headrace.run_log_keys import score_names
 
 log = logging.getLogger("headrace.trainer.trackers")
 

@@ -25,7 +25,7 @@ from headrace import telemetry
 from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError
-from headrace_coordinator import metrics
+from headrace.metrics import coordinator as metrics
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.kube.api import Cluster, ClusterError, Expired, Pod
 from headrace_coordinator.kube.completion import Completion
