@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 
 from headrace.ledger.replies import Stats
 from headrace.metrics.series import Family, Service
+from headrace.metrics.views import Graph
 
 SERVICE = Service("queue")
 
@@ -32,7 +33,11 @@ DROPPED = ("drop_last", "zero_spread")
 
 REDIS_UP = SERVICE.family("gauge", "headrace_queue_redis_up", "1 when Redis answered this scrape")
 LOOP_AGE = SERVICE.family(
-    "gauge", "headrace_queue_loop_age_seconds", "Time since a loop last came round", {"loop": ()}
+    "gauge",
+    "headrace_queue_loop_age_seconds",
+    "Time since a loop last came round",
+    {"loop": ()},
+    graph=Graph("Queue", "Age of the queue service's loops", "s"),
 )
 LOOP_ERRORS = SERVICE.family(
     "counter",
@@ -52,6 +57,7 @@ VALIDATION_SCORE = SERVICE.family(
     "headrace_validation_score",
     "Newest validation score of a data source",
     {"data_source": (), "statistic": ()},
+    graph=Graph("Overview", "Validation"),
 )
 VALIDATION_UNFINISHED = SERVICE.family(
     "gauge",
@@ -76,94 +82,106 @@ _READINGS: list[tuple[Family, Callable[[Stats], float]]] = []
 _COUNTS: list[tuple[Family, Callable[[Stats], Mapping[str, int]]]] = []
 
 
-def _gauge(name: str, text: str, read: Callable[[Stats], float], *, unread: str = "") -> Family:
-    family = SERVICE.family("gauge", f"headrace_queue_{name}", text, unread=unread)
-    _READINGS.append((family, read))
-    return family
-
-
-def _counter(name: str, text: str, read: Callable[[Stats], float]) -> Family:
-    family = SERVICE.family("counter", name, text)
-    _READINGS.append((family, read))
-    return family
-
-
-def _by(
-    label: str, known: Sequence[str], name: str, text: str, read: Callable[[Stats], Mapping[str, int]]
+def gauge(
+    name: str, text: str, read: Callable[[Stats], float], *, graph: Graph | None = None, unread: str = ""
 ) -> Family:
-    family = SERVICE.family("counter", name, text, {label: known})
+    """A gauge that is read from the ledger; `name`: what follows `headrace_queue_`."""
+    family = SERVICE.family("gauge", f"headrace_queue_{name}", text, graph=graph, unread=unread)
+    _READINGS.append((family, read))
+    return family
+
+
+def counter(
+    name: str, text: str, read: Callable[[Stats], float], *, graph: Graph | None = None, unread: str = ""
+) -> Family:
+    """A counter that is read from the ledger."""
+    family = SERVICE.family("counter", name, text, graph=graph, unread=unread)
+    _READINGS.append((family, read))
+    return family
+
+
+def counter_by(
+    label: str,
+    known: Sequence[str],
+    name: str,
+    text: str,
+    read: Callable[[Stats], Mapping[str, int]],
+    *,
+    graph: Graph | None = None,
+    unread: str = "",
+) -> Family:
+    """The same by a label, whose `known` values are shown from the start."""
+    family = SERVICE.family("counter", name, text, {label: known}, graph=graph, unread=unread)
     _COUNTS.append((family, read))
     return family
 
 
-DEPTH = _gauge("depth", "Finished samples that wait for the trainer", lambda s: s.counts["queued"])
-READY = _gauge("ready", "Prompts that wait for a rollouter", lambda s: s.counts["ready"])
-IN_FLIGHT = _gauge("in_flight", "Samples that a rollouter works on", lambda s: s.counts["in_flight"])
-PARKED = _gauge("parked", "Samples whose partial work waits for a rollouter", lambda s: s.counts["parked"])
-TRAINING = _gauge(
+DEPTH = gauge("depth", "Finished samples that wait for the trainer", lambda s: s.counts["queued"])
+READY = gauge("ready", "Prompts that wait for a rollouter", lambda s: s.counts["ready"])
+IN_FLIGHT = gauge("in_flight", "Samples that a rollouter works on", lambda s: s.counts["in_flight"])
+PARKED = gauge("parked", "Samples whose partial work waits for a rollouter", lambda s: s.counts["parked"])
+TRAINING = gauge(
     "training", "Samples claimed by the trainer and not yet trained", lambda s: s.counts["training"]
 )
-TRAINED = _gauge("trained", "Samples trained", lambda s: s.counts["trained"])
-DEAD = _gauge("dead", "Samples in the dead letters", lambda s: s.counts["dead"])
-DROPPED_NOW = _gauge(
+TRAINED = gauge("trained", "Samples trained", lambda s: s.counts["trained"])
+DEAD = gauge("dead", "Samples in the dead letters", lambda s: s.counts["dead"])
+DROPPED_NOW = gauge(
     "dropped", "Samples dropped", lambda s: s.counts["dropped"], unread="they are shown by reason"
 )
-OLDEST_AGE = _gauge(
-    "oldest_age_seconds", "Age of the oldest finished sample", lambda s: s.oldest_queued_age_s
-)
-MAX_REQUIRED = _gauge("max_required", "Gate: most samples outstanding or trained", lambda s: s.max_required)
-TRAINED_SINCE_SYNC = _gauge(
+OLDEST_AGE = gauge("oldest_age_seconds", "Age of the oldest finished sample", lambda s: s.oldest_queued_age_s)
+MAX_REQUIRED = gauge("max_required", "Gate: most samples outstanding or trained", lambda s: s.max_required)
+TRAINED_SINCE_SYNC = gauge(
     "trained_since_sync", "Samples trained since the last sync", lambda s: s.trained_since_sync
 )
-HELD = _gauge(
+HELD = gauge(
     "held",
     "1 while takes are held back by a sync round",
     lambda s: s.held,
     unread="a state, for a look at one moment",
 )
-END_OF_DATA = _gauge(
+END_OF_DATA = gauge(
     "end_of_data",
     "1 once the last prompt of the run is issued",
     lambda s: s.end_of_data,
     unread="a state, for a look at one moment",
 )
-FINAL = _gauge("final", "1 once the last commit of the run is made", lambda s: s.final)
-MEMBERS = _gauge("members", "Rollouters that may take and finish work", lambda s: len(s.members))
-ISSUED = _counter("headrace_queue_issued_total", "Prompts issued", lambda s: s.issued_total)
-RESTARTED = _counter(
+FINAL = gauge("final", "1 once the last commit of the run is made", lambda s: s.final)
+MEMBERS = gauge("members", "Rollouters that may take and finish work", lambda s: len(s.members))
+ISSUED = counter("headrace_queue_issued_total", "Prompts issued", lambda s: s.issued_total)
+RESTARTED = counter(
     "headrace_queue_restarted_total",
     "Partial work thrown away by max_version_gap: its samples started again",
     lambda s: s.restarted,
 )
-FENCED_BY = _by(
+FENCED_BY = counter_by(
     "operation",
     FENCED,
     "headrace_queue_fenced_total",
     "Late requests refused, by operation",
     lambda s: s.fenced_by,
 )
-REQUEUED_BY = _by(
+REQUEUED_BY = counter_by(
     "reason",
     REQUEUED,
     "headrace_queue_requeued_total",
     "Samples put back, by reason",
     lambda s: s.requeued,
 )
-KEPT_BY = _by(
+KEPT_BY = counter_by(
     "state",
     KEPT,
     "headrace_queue_kept_total",
     "Work that a new trainer kept, by its state",
     lambda s: s.kept,
 )
-DEAD_LETTERS = _by(
+DEAD_LETTERS = counter_by(
     "reason",
     DIED,
     "headrace_queue_dead_letters_total",
     "Samples that died, by reason",
     lambda s: s.died,
 )
-SAMPLES_DROPPED = _by(
+SAMPLES_DROPPED = counter_by(
     "reason",
     DROPPED,
     "headrace_samples_dropped_total",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.ledger.replies import TakeStatus
 from headrace.metrics.series import Service
+from headrace.metrics.views import Graph
 
 SERVICE = Service("rollouter")
 
@@ -44,6 +45,12 @@ RESPONSE_TOKENS = SERVICE.histogram(
     "Tokens of finished responses, by why they ended",
     {"finish_reason": ("stop", "length", "turn_limit")},
     buckets=(4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+    graph=Graph(
+        "Balance",
+        "Response length",
+        "none",
+        about="Tokens of finished responses. A long tail is waited for by everybody.",
+    ),
 )
 MEMORY = SERVICE.gauge(
     "headrace_rollouter_waits_for_memory", "1 while results wait because the Redis server's memory is used up"
@@ -64,6 +71,12 @@ REWARD_SECONDS = SERVICE.histogram(
     "headrace_reward_call_seconds",
     "Seconds of one call of the reward, of any source, waiting for its turn included",
     buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300),
+    graph=Graph(
+        "Balance",
+        "Seconds of the reward",
+        "s",
+        about="Of one call, of any source. A sample's slots are taken until its last reward is there.",
+    ),
 )
 
 VERSION.set(-1)

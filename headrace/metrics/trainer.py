@@ -77,6 +77,12 @@ UPDATE_GAP = SERVICE.histogram(
     "headrace_update_gap_steps",
     "Optimizer steps between the weights that sampled and the update",
     buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128),
+    graph=Graph(
+        "Staleness",
+        "Update gap",
+        "none",
+        about="Optimizer steps between the weights that sampled and the update.",
+    ),
 )
 PARTIAL = SERVICE.counter(
     "headrace_partial_samples_trained_total", "Trained samples with tokens of several versions"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Section = Literal["Learning", "Where the time goes", "Staleness", "Lengths", "Queue", "Policy"]
+Section = Literal["Learning", "Where the time goes", "Staleness", "Lengths", "Queue", "Sync", "Policy"]
 """Of the page that `headrace report` makes."""
 DashboardRow = Literal["Overview", "Balance", "Staleness", "Queue", "Sync", "vLLM", "Trainer", "GPU"]
 

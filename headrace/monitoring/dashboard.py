@@ -185,13 +185,28 @@ def _mappings(panel: Panel) -> dict[str, Any]:
     return {"mappings": [{"type": "value", "options": options}]} if options else {}
 
 
+def with_others(row: Row) -> Row:
+    """The row, and behind its panels those of entries that it does not name."""
+    from headrace.metrics import coordinator, queue, rollouter, trainer
+    from headrace.monitoring.expressions import panel_of
+
+    shown = {panel.title for panel in row.panels}
+    others = [
+        panel_of(entry)
+        for module in (trainer, rollouter, coordinator, queue)
+        for entry in module.SERVICE.entries.values()
+        if entry.graph is not None and entry.graph.row == row.title and entry.graph.title not in shown
+    ]
+    return Row(row.title, [*row.panels, *others])
+
+
 def render() -> str:
     from headrace.monitoring.rows_balance import BALANCE, OVERVIEW
     from headrace.monitoring.rows_compute import GPU, TRAINER, VLLM
     from headrace.monitoring.rows_flow import QUEUE, STALENESS, SYNC
 
     rows = (OVERVIEW, BALANCE, STALENESS, QUEUE, SYNC, VLLM, TRAINER, GPU)
-    return json.dumps(build(rows), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(build([with_others(row) for row in rows]), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -6,18 +6,35 @@ trainer, the queue service and the coordinator belong to the run, whatever pod i
 
 from __future__ import annotations
 
+from headrace.metrics.series import Entry, Shown, entry_of
 from headrace.monitoring.dashboard import Panel
 
 _RUN = 'namespace=~"$namespace", release=~"$release"'
 _PODS = f'{_RUN}, pod=~"$pod"'
 
 
-def of_run(metric: str, more: str = "") -> str:
-    return f"{metric}{{{', '.join(filter(None, (_RUN, more)))}}}"
+Metric = str | Shown
+"""One of ours as `headrace.metrics` has it; a record of the rules, or a metric of others, by its name."""
 
 
-def of_pods(metric: str, more: str = "") -> str:
-    return f"{metric}{{{', '.join(filter(None, (_PODS, more)))}}}"
+def name_of(metric: Metric) -> str:
+    return metric if isinstance(metric, str) else entry_of(metric).name
+
+
+def sum_of(histogram: Metric) -> str:
+    return f"{name_of(histogram)}_sum"
+
+
+def count_of(histogram: Metric) -> str:
+    return f"{name_of(histogram)}_count"
+
+
+def of_run(metric: Metric, more: str = "") -> str:
+    return f"{name_of(metric)}{{{', '.join(filter(None, (_RUN, more)))}}}"
+
+
+def of_pods(metric: Metric, more: str = "") -> str:
+    return f"{name_of(metric)}{{{', '.join(filter(None, (_PODS, more)))}}}"
 
 
 def rate(selected: str, by: str = "release") -> str:
@@ -28,17 +45,17 @@ def largest(selected: str, by: str = "release") -> str:
     return f"max by ({by}) ({selected})"
 
 
-def quantile(q: float, metric: str, more: str = "", by: str = "release") -> str:
-    buckets = f"sum by ({by}, le) (rate({of_run(metric + '_bucket', more)}[$__rate_interval]))"
+def quantile(q: float, metric: Metric, more: str = "", by: str = "release") -> str:
+    buckets = f"sum by ({by}, le) (rate({of_run(name_of(metric) + '_bucket', more)}[$__rate_interval]))"
     return f"histogram_quantile({q}, {buckets})"
 
 
-def mean(metric: str, by: str = "release") -> str:
+def mean(metric: Metric, by: str = "release") -> str:
     """Of a histogram."""
-    return f"{rate(of_run(metric + '_sum'), by)} / {rate(of_run(metric + '_count'), by)}"
+    return f"{rate(of_run(sum_of(metric)), by)} / {rate(of_run(count_of(metric)), by)}"
 
 
-def share(part: str, whole: str) -> str:
+def share(part: Metric, whole: Metric) -> str:
     return f"{rate(of_run(part))} / {rate(of_run(whole))}"
 
 
@@ -57,3 +74,23 @@ def number(
     return Panel(
         "stat", title, unit, [("{{release}}", expression)], about, width=4, height=4, low=low, high=high
     )
+
+
+def of(metric: Shown) -> Panel:
+    """The panel of a metric's entry. Raises ValueError for one without."""
+    return panel_of(entry_of(metric))
+
+
+def panel_of(entry: Entry) -> Panel:
+    """The same."""
+    graph = entry.graph
+    if graph is None:
+        raise ValueError(f"{entry.name} has no panel of its own")
+    if entry.type == "histogram" and not graph.expression:
+        queries = [(f"p{round(100 * q)}", quantile(q, entry.name)) for q in (0.5, 0.99)]
+    else:
+        by = entry.labels or ("release",)
+        legend = graph.legend or " ".join(f"{{{{{label}}}}}" for label in by)
+        over = rate if entry.type == "counter" else largest
+        queries = [(legend, graph.expression or over(of_run(entry.name), ", ".join(by)))]
+    return lines(graph.title, graph.unit, *queries, about=graph.about)

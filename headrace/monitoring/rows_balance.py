@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from headrace.metrics import coordinator, queue, rollouter, rows, trainer
 from headrace.monitoring.dashboard import Panel, Row
 from headrace.monitoring.expressions import (
     largest,
     lines,
     mean,
     number,
+    of,
     of_pods,
     of_run,
-    quantile,
     rate,
     share,
 )
 
-_TRAINER_IDLE = share("headrace_trainer_wait_seconds_total", "headrace_trainer_step_seconds_total")
-_BUSY = share("headrace_rollouter_active_seconds_total", "headrace_rollouter_window_seconds_total")
+_TRAINER_IDLE = share(trainer.WAIT_SECONDS, trainer.STEP_SECONDS)
+_BUSY = share(rollouter.ACTIVE, rollouter.WINDOW)
 _ROLLOUTER_IDLE = f"clamp_min(1 - {_BUSY}, 0)"
 _UP = of_run("up", 'job="rollouter"')
 _FIRING = of_run("ALERTS", 'alertname=~"Headrace.*", alertstate="firing"')
@@ -50,11 +51,11 @@ OVERVIEW = Row(
             low=0.3,
             high=0.5,
         ),
-        number("Policy version", "none", largest(of_run("headrace_policy_version"))),
+        number("Policy version", "none", largest(of_run(coordinator.POLICY_VERSION))),
         number(
             "Local updates per hour",
             "none",
-            f"sum by (release) (increase({of_run('headrace_local_updates_total')}[1h]))",
+            f"sum by (release) (increase({of_run(trainer.UPDATES)}[1h]))",
         ),
         number(
             "Stale samples",
@@ -83,32 +84,21 @@ OVERVIEW = Row(
             "none",
             ("desired", _DESIRED),
             ("up", f"sum({_UP})"),
-            ("take part", largest(of_run("headrace_queue_members"))),
-            ("about to go", largest(of_run("headrace_rollouters_leaving"))),
-            ("recommended", largest(of_run("headrace_recommended_rollouters"))),
+            ("take part", largest(of_run(queue.MEMBERS))),
+            ("about to go", largest(of_run(coordinator.LEAVING))),
+            ("recommended", largest(of_run(coordinator.RECOMMENDED_ROLLOUTERS))),
             about="Desired: the Deployment's replicas, or what is scraped where nothing tells them. "
             "Recommended: what both idle ratios ask for, three syncs in a row.",
         ),
         lines(
             "Tokens per second",
             "short",
-            ("generated", rate(of_run("headrace_tokens_generated_total"))),
-            ("trained", rate(of_run("headrace_tokens_trained_total"))),
+            ("generated", rate(of_run(rollouter.TOKENS))),
+            ("trained", rate(of_run(trainer.TOKENS))),
         ),
-        lines("Reward", "short", ("mean {{release}}", largest(of_run("headrace_reward_mean")))),
-        lines(
-            "Validation",
-            "short",
-            (
-                "{{data_source}} {{statistic}}",
-                largest(of_run("headrace_validation_score"), "data_source, statistic"),
-            ),
-        ),
-        lines(
-            "Samples trained per second",
-            "short",
-            ("{{release}}", rate(of_run("headrace_samples_trained_total"))),
-        ),
+        of(trainer.GAUGES[rows.REWARD_MEAN]),
+        of(queue.VALIDATION_SCORE),
+        of(trainer.SAMPLES),
     ],
 )
 
@@ -158,36 +148,30 @@ BALANCE = Row(
             ("{{release}}", of_run("release:headrace_rollouter_utilization:ratio")),
             about="Running sequences over those of full slots.",
         ),
-        lines(
-            "Seconds of the reward",
-            "s",
-            ("p50", quantile(0.5, "headrace_reward_call_seconds")),
-            ("p99", quantile(0.99, "headrace_reward_call_seconds")),
-            about="Of one call, of any source. A sample's slots are taken until its last reward is there.",
-        ),
+        of(rollouter.REWARD_SECONDS),
         lines(
             "Seconds of an update by phase",
             "s",
-            ("{{phase}}", mean("headrace_trainer_phase_duration_seconds", "phase")),
+            ("{{phase}}", mean(trainer.PHASE, "phase")),
             stacked=True,
             about="Mean per update in which the phase occurred.",
         ),
-        lines(
-            "Response length",
-            "none",
-            ("p50", quantile(0.5, "headrace_response_length_tokens")),
-            ("p99", quantile(0.99, "headrace_response_length_tokens")),
-            about="Tokens of finished responses. A long tail is waited for by everybody.",
-        ),
+        of(rollouter.RESPONSE_TOKENS),
         lines(
             "Gate",
             "none",
-            ("allowed", largest(of_run("headrace_queue_max_required"))),
+            ("allowed", largest(of_run(queue.MAX_REQUIRED))),
             (
                 "outstanding or trained since the sync",
                 " + ".join(
-                    largest(of_run(f"headrace_queue_{state}"))
-                    for state in ("in_flight", "parked", "depth", "training", "trained_since_sync")
+                    largest(of_run(metric))
+                    for metric in (
+                        queue.IN_FLIGHT,
+                        queue.PARKED,
+                        queue.DEPTH,
+                        queue.TRAINING,
+                        queue.TRAINED_SINCE_SYNC,
+                    )
                 ),
             ),
             about="At the limit no new sample is started: the rollouters wait for the trainer.",
@@ -195,7 +179,7 @@ BALANCE = Row(
         lines(
             "Requests for work by answer",
             "short",
-            ("{{status}}", rate(of_pods("headrace_rollouter_takes_total"), "status")),
+            ("{{status}}", rate(of_pods(rollouter.TAKES), "status")),
             about="gate_closed: waiting for the trainer; empty: waiting for prompts; held: a sync round.",
         ),
     ],

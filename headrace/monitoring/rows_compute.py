@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from headrace.metrics import rollouter, rows, trainer
 from headrace.monitoring.dashboard import Row
-from headrace.monitoring.expressions import largest, lines, mean, of_pods, of_run, quantile, rate
+from headrace.monitoring.expressions import largest, lines, mean, of, of_pods, of_run, quantile, rate, sum_of
 
 VLLM = Row(
     "vLLM",
@@ -71,7 +72,7 @@ TRAINER = Row(
         lines(
             "Share of the time by phase",
             "percentunit",
-            ("{{phase}}", rate(of_run("headrace_trainer_phase_duration_seconds_sum"), "phase")),
+            ("{{phase}}", rate(of_run(sum_of(trainer.PHASE)), "phase")),
             stacked=True,
         ),
         lines(
@@ -79,50 +80,50 @@ TRAINER = Row(
             "s",
             (
                 "update_actor p50",
-                quantile(0.5, "headrace_trainer_phase_duration_seconds", 'phase="update_actor"'),
+                quantile(0.5, trainer.PHASE, 'phase="update_actor"'),
             ),
-            ("gen_wait p50", quantile(0.5, "headrace_trainer_phase_duration_seconds", 'phase="gen_wait"')),
-            ("gen_wait p99", quantile(0.99, "headrace_trainer_phase_duration_seconds", 'phase="gen_wait"')),
+            ("gen_wait p50", quantile(0.5, trainer.PHASE, 'phase="gen_wait"')),
+            ("gen_wait p99", quantile(0.99, trainer.PHASE, 'phase="gen_wait"')),
         ),
-        lines("Entropy", "short", ("{{release}}", largest(of_run("headrace_actor_entropy")))),
-        lines("Gradient norm", "short", ("{{release}}", largest(of_run("headrace_actor_grad_norm")))),
+        of(trainer.GAUGES[rows.ACTOR_ENTROPY]),
+        of(trainer.GAUGES[rows.ACTOR_GRAD_NORM]),
         lines(
             "Tokens clipped",
             "percentunit",
-            ("upper or lower", largest(of_run("headrace_actor_pg_clipfrac"))),
-            ("dual clip", largest(of_run("headrace_actor_pg_clipfrac_lower"))),
+            ("upper or lower", largest(of_run(trainer.GAUGES[rows.ACTOR_PG_CLIPFRAC]))),
+            ("dual clip", largest(of_run(trainer.GAUGES[rows.ACTOR_PG_CLIPFRAC_LOWER]))),
         ),
         lines(
             "Loss and KL",
             "short",
-            ("policy loss", largest(of_run("headrace_actor_pg_loss"))),
-            ("KL old to current", largest(of_run("headrace_actor_ppo_kl"))),
+            ("policy loss", largest(of_run(trainer.GAUGES[rows.ACTOR_PG_LOSS]))),
+            ("KL old to current", largest(of_run(trainer.GAUGES[rows.ACTOR_PPO_KL]))),
         ),
         lines(
             "Reward of trained trajectories",
             "short",
-            ("p10", quantile(0.1, "headrace_reward")),
-            ("mean", largest(of_run("headrace_reward_mean"))),
-            ("p90", quantile(0.9, "headrace_reward")),
+            ("p10", quantile(0.1, trainer.REWARD)),
+            ("mean", largest(of_run(trainer.GAUGES[rows.REWARD_MEAN]))),
+            ("p90", quantile(0.9, trainer.REWARD)),
         ),
         lines(
             "Mean response length",
             "none",
-            ("generated", mean("headrace_response_length_tokens")),
-            ("trained", mean("headrace_trained_response_length_tokens")),
+            ("generated", mean(rollouter.RESPONSE_TOKENS)),
+            ("trained", mean(trainer.RESPONSE_TOKENS)),
             about="Trained shorter than generated for long: what is long does not get trained.",
         ),
         lines(
             "Groups that teach nothing, responses cut",
             "percentunit",
-            ("groups without spread", largest(of_run("headrace_group_zero_std_ratio"))),
-            ("responses at the limit", largest(of_run("headrace_response_length_clip_ratio"))),
+            ("groups without spread", largest(of_run(trainer.GAUGES[rows.GROUP_ZERO_STD_RATIO]))),
+            ("responses at the limit", largest(of_run(trainer.GAUGES[rows.RESPONSE_LENGTH_CLIP_RATIO]))),
         ),
-        lines("Learning rate", "sci", ("{{release}}", largest(of_run("headrace_actor_lr")))),
+        of(trainer.GAUGES[rows.ACTOR_LR]),
         lines(
             "Steps skipped",
             "none",
-            ("so far", f"sum by (release) ({of_run('headrace_actor_skipped_steps_total')})"),
+            ("so far", f"sum by (release) ({of_run(trainer.SKIPPED)})"),
             about="Something was not finite.",
         ),
         lines(

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from headrace.metrics import coordinator, queue, rollouter, rows, trainer
 from headrace.monitoring.dashboard import Row
-from headrace.monitoring.expressions import largest, lines, of_pods, of_run, quantile, rate, share
+from headrace.monitoring.expressions import (
+    count_of,
+    largest,
+    lines,
+    of,
+    of_pods,
+    of_run,
+    quantile,
+    rate,
+    share,
+    sum_of,
+)
 
-_STATES = ("ready", "in_flight", "parked", "depth", "training")
+_STATES = {
+    "ready": queue.READY,
+    "in_flight": queue.IN_FLIGHT,
+    "parked": queue.PARKED,
+    "queued": queue.DEPTH,
+    "training": queue.TRAINING,
+}
 
 STALENESS = Row(
     "Staleness",
@@ -13,56 +31,36 @@ STALENESS = Row(
         lines(
             "Stale and partial samples",
             "percentunit",
-            ("stale", share("headrace_stale_samples_trained_total", "headrace_samples_trained_total")),
-            ("partial", share("headrace_partial_samples_trained_total", "headrace_samples_trained_total")),
+            ("stale", share(trainer.STALE_SAMPLES, trainer.SAMPLES)),
+            ("partial", share(trainer.PARTIAL, trainer.SAMPLES)),
         ),
         lines(
             "Version gap",
             "none",
-            ("p50", quantile(0.5, "headrace_version_gap_versions")),
-            ("p99", quantile(0.99, "headrace_version_gap_versions")),
-            ("largest of the update", largest(of_run("headrace_version_gap_largest_versions"))),
-            ("bound", largest(of_run("headrace_version_gap_bound_versions"))),
+            ("p50", quantile(0.5, trainer.VERSION_GAP)),
+            ("p99", quantile(0.99, trainer.VERSION_GAP)),
+            ("largest of the update", largest(of_run(trainer.LARGEST_GAP))),
+            ("bound", largest(of_run(trainer.GAP_BOUND))),
             about="Version that trains a sample minus the oldest that sampled it. No bound: +Inf, not drawn.",
         ),
-        lines(
-            "Update gap",
-            "none",
-            ("p50", quantile(0.5, "headrace_update_gap_steps")),
-            ("p99", quantile(0.99, "headrace_update_gap_steps")),
-            about="Optimizer steps between the weights that sampled and the update.",
-        ),
-        lines("Span of partial samples", "none", ("p99", quantile(0.99, "headrace_partial_span_versions"))),
-        lines(
-            "Effective sample size",
-            "percentunit",
-            ("{{release}}", largest(of_run("headrace_rollout_corr_ess"))),
-            about="On untruncated importance weights. Below a half most samples hardly count.",
-        ),
+        of(trainer.UPDATE_GAP),
+        lines("Span of partial samples", "none", ("p99", quantile(0.99, trainer.SPAN))),
+        of(trainer.GAUGES[rows.ROLLOUT_CORR_ESS]),
         lines(
             "Distance from the sampling policy",
             "short",
-            ("KL", largest(of_run("headrace_rollout_corr_kl"))),
-            ("KL, k3", largest(of_run("headrace_rollout_corr_k3_kl"))),
-            ("χ²", largest(of_run("headrace_rollout_corr_chi2_token"))),
+            ("KL", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_KL]))),
+            ("KL, k3", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_K3_KL]))),
+            ("χ²", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_CHI2_TOKEN]))),
         ),
-        lines(
-            "Perplexity ratio",
-            "short",
-            ("{{release}}", largest(of_run("headrace_rollout_corr_ppl_ratio"))),
-        ),
+        of(trainer.GAUGES[rows.ROLLOUT_CORR_PPL_RATIO]),
         lines(
             "Weights truncated, tokens masked",
             "percentunit",
-            ("truncated", largest(of_run("headrace_rollout_corr_clipped_fraction"))),
-            ("masked", largest(of_run("headrace_rollout_corr_masked_fraction"))),
+            ("truncated", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_CLIPPED_FRACTION]))),
+            ("masked", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_MASKED_FRACTION]))),
         ),
-        lines(
-            "Length and order of training",
-            "short",
-            ("rank correlation", largest(of_run("headrace_length_order_correlation"))),
-            about="Far above 0: long answers are always trained late, so they are the stale ones.",
-        ),
+        of(trainer.LENGTH_ORDER),
     ],
 )
 
@@ -72,25 +70,22 @@ QUEUE = Row(
         lines(
             "Samples by state",
             "none",
-            *(
-                ("queued" if state == "depth" else state, largest(of_run(f"headrace_queue_{state}")))
-                for state in _STATES
-            ),
+            *((state, largest(of_run(metric))) for state, metric in _STATES.items()),
             stacked=True,
         ),
         lines(
             "Seconds from finish to training",
             "s",
-            ("p50", quantile(0.5, "headrace_queue_message_latency_seconds")),
-            ("p99", quantile(0.99, "headrace_queue_message_latency_seconds")),
-            ("oldest that waits", largest(of_run("headrace_queue_oldest_age_seconds"))),
+            ("p50", quantile(0.5, trainer.LATENCY)),
+            ("p99", quantile(0.99, trainer.LATENCY)),
+            ("oldest that waits", largest(of_run(queue.OLDEST_AGE))),
         ),
         lines(
             "Prompts issued, samples finished and trained",
             "short",
-            ("issued", rate(of_run("headrace_queue_issued_total"))),
-            ("finished", rate(of_run("headrace_samples_generated_total"))),
-            ("trained", rate(of_run("headrace_samples_trained_total"))),
+            ("issued", rate(of_run(queue.ISSUED))),
+            ("finished", rate(of_run(rollouter.SAMPLES))),
+            ("trained", rate(of_run(trainer.SAMPLES))),
             about="Per second.",
         ),
         lines(
@@ -98,15 +93,15 @@ QUEUE = Row(
             "none",
             (
                 "{{reason}}",
-                f"sum by (reason) (increase({of_run('headrace_queue_requeued_total')}[$__rate_interval]))",
+                f"sum by (reason) (increase({of_run(queue.REQUEUED_BY)}[$__rate_interval]))",
             ),
             (
                 "too old to continue",
-                f"sum by (release) (increase({of_run('headrace_queue_restarted_total')}[$__rate_interval]))",
+                f"sum by (release) (increase({of_run(queue.RESTARTED)}[$__rate_interval]))",
             ),
             (
                 "kept: {{state}}",
-                f"sum by (state) (increase({of_run('headrace_queue_kept_total')}[$__rate_interval]))",
+                f"sum by (state) (increase({of_run(queue.KEPT_BY)}[$__rate_interval]))",
             ),
             about="Too old to continue: partial work that max_version_gap throws away. Kept: finished and "
             "parked work that a new trainer did not put back.",
@@ -116,14 +111,14 @@ QUEUE = Row(
             "none",
             (
                 "{{reason}}",
-                f"sum by (reason) (increase({of_run('headrace_samples_failed_total')}[$__rate_interval]))",
+                f"sum by (reason) (increase({of_run(rollouter.FAILED)}[$__rate_interval]))",
             ),
         ),
         lines(
             "Dead letters and dropped",
             "none",
-            ("dead: {{reason}}", f"sum by (reason) ({of_run('headrace_queue_dead_letters_total')})"),
-            ("dropped: {{reason}}", f"sum by (reason) ({of_run('headrace_samples_dropped_total')})"),
+            ("dead: {{reason}}", f"sum by (reason) ({of_run(queue.DEAD_LETTERS)})"),
+            ("dropped: {{reason}}", f"sum by (reason) ({of_run(queue.SAMPLES_DROPPED)})"),
             about="So far.",
         ),
         lines(
@@ -131,28 +126,24 @@ QUEUE = Row(
             "none",
             (
                 "{{operation}}",
-                f"sum by (operation) (increase({of_run('headrace_queue_fenced_total')}[$__rate_interval]))",
+                f"sum by (operation) (increase({of_run(queue.FENCED_BY)}[$__rate_interval]))",
             ),
             about="finish: complete results whose owner had been expired.",
         ),
         lines(
             "Memory of the Redis server",
             "bytes",
-            ("used", largest(of_run("headrace_redis_used_memory_bytes"))),
-            ("limit", largest(of_run("headrace_redis_max_memory_bytes"))),
-            ("this run at most", largest(of_run("headrace_redis_needed_memory_bytes"))),
+            ("used", largest(of_run(queue.REDIS_USED))),
+            ("limit", largest(of_run(queue.REDIS_MAX))),
+            ("this run at most", largest(of_run(queue.REDIS_NEEDED))),
         ),
-        lines(
-            "Age of the queue service's loops",
-            "s",
-            ("{{loop}}", largest(of_run("headrace_queue_loop_age_seconds"), "loop")),
-        ),
+        of(queue.LOOP_AGE),
     ],
 )
 
-_PHASE_SUM = of_run("headrace_sync_phase_duration_seconds_sum", 'phase!="total"')
-_PHASE_COUNT = of_run("headrace_sync_phase_duration_seconds_count", 'phase!="total"')
-_ROUNDS = of_run("headrace_sync_phase_duration_seconds_count", 'phase="total"')
+_PHASE_SUM = of_run(sum_of(coordinator.SYNC_PHASE), 'phase!="total"')
+_PHASE_COUNT = of_run(count_of(coordinator.SYNC_PHASE), 'phase!="total"')
+_ROUNDS = of_run(count_of(coordinator.SYNC_PHASE), 'phase="total"')
 
 SYNC = Row(
     "Sync",
@@ -167,8 +158,8 @@ SYNC = Row(
         lines(
             "Seconds of a round",
             "s",
-            ("p50", quantile(0.5, "headrace_sync_phase_duration_seconds", 'phase="total"')),
-            ("p99", quantile(0.99, "headrace_sync_phase_duration_seconds", 'phase="total"')),
+            ("p50", quantile(0.5, coordinator.SYNC_PHASE, 'phase="total"')),
+            ("p99", quantile(0.99, coordinator.SYNC_PHASE, 'phase="total"')),
         ),
         lines(
             "Share of the time in rounds",
@@ -183,36 +174,36 @@ SYNC = Row(
         lines(
             "Weights sent per round",
             "bytes",
-            ("{{release}}", f"{rate(of_run('headrace_sync_bytes_total'))} / {rate(_ROUNDS)}"),
+            ("{{release}}", f"{rate(of_run(coordinator.SYNC_BYTES))} / {rate(_ROUNDS)}"),
         ),
         lines(
             "Members",
             "none",
-            ("last round", largest(of_run("headrace_sync_group_size"))),
-            ("connected", largest(of_run("headrace_coordinator_rollouters_connected"))),
-            ("take part", largest(of_run("headrace_coordinator_rollouters_taking_part"))),
-            ("trainer", largest(of_run("headrace_coordinator_trainer_connected"))),
+            ("last round", largest(of_run(coordinator.SYNC_GROUP_SIZE))),
+            ("connected", largest(of_run(coordinator.CONNECTED))),
+            ("take part", largest(of_run(coordinator.TAKING_PART))),
+            ("trainer", largest(of_run(coordinator.TRAINER))),
         ),
         lines(
             "Failures",
             "none",
             (
                 "{{reason}}",
-                f"sum by (reason) (increase({of_run('headrace_sync_failures_total')}[$__rate_interval]))",
+                f"sum by (reason) (increase({of_run(coordinator.SYNC_FAILURES)}[$__rate_interval]))",
             ),
         ),
         lines(
             "Canary",
             "short",
-            ("largest difference", largest(of_run("headrace_sync_logprob_diff"))),
-            ("tolerance", largest(of_run("headrace_sync_canary_tolerance"))),
+            ("largest difference", largest(of_run(coordinator.SYNC_LOGPROB_DIFF))),
+            ("tolerance", largest(of_run(coordinator.CANARY_TOLERANCE))),
             about="Log-prob difference of engine and trainer on the same tokens after a sync.",
         ),
         lines(
             "Policy version by rollouter",
             "none",
-            ("committed", largest(of_run("headrace_policy_version"))),
-            ("{{pod}}", of_pods("headrace_rollouter_policy_version")),
+            ("committed", largest(of_run(coordinator.POLICY_VERSION))),
+            ("{{pod}}", of_pods(rollouter.VERSION)),
         ),
     ],
 )

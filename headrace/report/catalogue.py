@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from headrace.metrics import rows
+from headrace.metrics.views import Section
 from headrace.report.collect import Point, RunData
 
 Read = Callable[[RunData, str], list[Point]]
@@ -28,11 +30,23 @@ class Lines:
     about: str = ""
 
 
-def _one(title: str, key: str, unit: str = "", name: str = "", **options: object) -> Lines:
-    return Lines(title, ((key, name or title.lower()),), unit, **options)  # type: ignore[arg-type]
+def of(key: str) -> Lines:
+    """The chart of the entry of a key of `metrics.jsonl`. Raises ValueError for one without."""
+    chart = rows.TABLE.entries[key].chart
+    if chart is None:
+        raise ValueError(f"{key} has no chart of its own")
+    return Lines(
+        chart.title,
+        ((key, chart.legend),),
+        chart.unit,
+        percent=chart.percent,
+        log=chart.log,
+        smooth=chart.smooth,
+        about=chart.about,
+    )
 
 
-def _sync(run: RunData, key: str) -> list[Point]:
+def sync_series(run: RunData, key: str) -> list[Point]:
     return run.sync_series(key)
 
 
@@ -54,177 +68,155 @@ def held_out(runs: Sequence[RunData]) -> Iterator[Lines]:
         )
 
 
-LEARNING = (
-    _one("Reward", "reward/mean", "mean of the update", "mean", smooth=True),
-    _one("Spread of the reward", "reward/std", "standard deviation", "std", smooth=True),
-    _one(
-        "Groups without spread",
-        "group/zero_std_ratio",
-        "share of groups",
-        "share",
-        percent=True,
-        smooth=True,
-        about="All rewards of the group are equal: it teaches nothing.",
+_SECTIONS: dict[Section, tuple[Lines, ...]] = {
+    "Learning": (
+        of(rows.REWARD_MEAN),
+        of(rows.REWARD_STD),
+        of(rows.GROUP_ZERO_STD_RATIO),
     ),
-)
-TIME = (
-    _one(
-        "Trainer idle",
-        "trainer/idle_ratio",
-        "share of the step",
-        "idle",
-        percent=True,
-        smooth=True,
-        about="Seconds waiting for samples ÷ seconds of the step.",
+    "Where the time goes": (
+        of(rows.TRAINER_IDLE_RATIO),
+        of(rows.ROLLOUTER_IDLE_RATIO),
+        of(rows.ROLLOUTER_UTILIZATION),
+        of(rows.TIMING_S_STEP),
+        of(rows.PERF_TOKENS_PER_S),
+        of(rows.PERF_SAMPLES_PER_S),
+        of(rows.PERF_MFU),
     ),
-    _one(
-        "Rollouters idle",
-        "rollouter/idle_ratio",
-        "share of the time between syncs",
-        "idle",
-        percent=True,
-        smooth=True,
-        about="Time in which an engine had no running request.",
+    "Staleness": (
+        Lines(
+            "Version gap",
+            (
+                (rows.STALENESS_VERSION_GAP_MEAN, "mean"),
+                (rows.STALENESS_VERSION_GAP_MAX, "largest"),
+            ),
+            "versions",
+            smooth=True,
+            about="Version of the window that trains a sample − the oldest version in it.",
+        ),
+        Lines(
+            "Update gap",
+            (
+                (rows.STALENESS_UPDATE_GAP_MEAN, "mean"),
+                (rows.STALENESS_UPDATE_GAP_MAX, "largest"),
+            ),
+            "optimizer steps",
+            smooth=True,
+            about="Optimizer steps between the weights that sampled and the update.",
+        ),
+        of(rows.STALENESS_STALE_SAMPLE_RATIO),
+        of(rows.FULLY_ASYNC_PARTIAL_PARTIAL_RATIO),
+        of(rows.FULLY_ASYNC_PARTIAL_MAX_PARTIAL_SPAN),
+        of(rows.STALENESS_LENGTH_ORDER_CORR),
     ),
-    _one(
-        "Rollouter slots in use",
-        "rollouter/utilization",
-        "share of slots",
-        "in use",
-        percent=True,
-        smooth=True,
+    "Lengths": (
+        Lines(
+            "Response length",
+            (
+                (rows.RESPONSE_LENGTH_MEAN, "mean"),
+                (rows.RESPONSE_LENGTH_MAX, "longest"),
+            ),
+            "tokens",
+            smooth=True,
+        ),
+        of(rows.RESPONSE_LENGTH_CLIP_RATIO),
     ),
-    _one("Seconds per step", "timing_s/step", "s", "step", smooth=True),
-    _one("Training throughput", "perf/tokens_per_s", "response tokens/s", "tokens/s", smooth=True),
-    _one("Samples trained", "perf/samples_per_s", "samples/s", "samples/s", smooth=True),
-    _one("Model FLOPs utilisation", "perf/mfu", "share of peak", "mfu", percent=True, smooth=True),
-)
-STALENESS = (
-    Lines(
-        "Version gap",
-        (("staleness/version_gap/mean", "mean"), ("staleness/version_gap/max", "largest")),
-        "versions",
-        smooth=True,
-        about="Version of the window that trains a sample − the oldest version in it.",
+    "Queue": (
+        Lines(
+            "Queue",
+            (
+                (rows.QUEUE_DEPTH, "finished, waiting"),
+                (rows.QUEUE_IN_FLIGHT, "in flight"),
+            ),
+            "samples",
+            smooth=True,
+        ),
+        of(rows.QUEUE_MESSAGE_LATENCY_S),
+        of(rows.QUEUE_OLDEST_AGE_S),
+        Lines(
+            "Requeued and dead",
+            (
+                (rows.QUEUE_REQUEUED, "requeued"),
+                (rows.QUEUE_DEAD, "dead"),
+            ),
+            "samples so far",
+        ),
     ),
-    Lines(
-        "Update gap",
-        (("staleness/update_gap/mean", "mean"), ("staleness/update_gap/max", "largest")),
-        "optimizer steps",
-        smooth=True,
-        about="Optimizer steps between the weights that sampled and the update.",
+    "Sync": (
+        Lines(
+            "Sync rounds",
+            (
+                ("total_s", "total"),
+                ("transfer_s", "transfer"),
+                ("pause_s", "pause"),
+            ),
+            "s",
+            read=sync_series,
+        ),
+        Lines("Time between syncs", (("interval_s", "interval"),), "s", read=sync_series),
+        Lines("Rollouters in the round", (("members", "members"),), "members", read=sync_series),
+        Lines(
+            "Canary",
+            (("logprob_max_abs_diff", "difference"),),
+            "largest |Δ log-prob|, log scale",
+            read=sync_series,
+            log=True,
+            about="Engine against trainer, right after a sync: what they disagree by on a sampled "
+            "trajectory.",
+        ),
     ),
-    _one(
-        "Stale samples",
-        "staleness/stale_sample_ratio",
-        "share of the update",
-        "stale",
-        percent=True,
-        smooth=True,
+    "Policy": (
+        of(rows.ROLLOUT_CORR_ESS),
+        Lines(
+            "KL divergence",
+            (
+                (rows.ROLLOUT_CORR_KL, "behaviour → current"),
+                (rows.ACTOR_PPO_KL, "old → current"),
+            ),
+            "nats per token",
+            smooth=True,
+        ),
+        Lines(
+            "Clipped tokens",
+            (
+                (rows.ACTOR_PG_CLIPFRAC, "upper bound"),
+                (rows.ACTOR_PG_CLIPFRAC_LOWER, "lower bound"),
+            ),
+            "share of tokens",
+            percent=True,
+            smooth=True,
+        ),
+        of(rows.ACTOR_ENTROPY),
+        of(rows.ACTOR_GRAD_NORM),
+        of(rows.ACTOR_PG_LOSS),
+        of(rows.ACTOR_LR),
+        of(rows.ROLLOUT_CORR_MASKED_FRACTION),
+        of(rows.ROLLOUT_CORR_CHI2_TOKEN),
+        Lines(
+            "Reference",
+            (
+                (rows.ACTOR_KL_LOSS, "KL loss"),
+                (rows.ACTOR_REWARD_KL_PENALTY, "penalty in the reward"),
+            ),
+            "nats per token",
+            smooth=True,
+        ),
+        of(rows.CRITIC_VF_LOSS),
+        of(rows.CRITIC_VF_EXPLAINED_VAR),
     ),
-    _one(
-        "Partial samples",
-        "fully_async/partial/partial_ratio",
-        "share between syncs",
-        "partial",
-        percent=True,
-        smooth=True,
-        about="Samples with tokens of several versions.",
-    ),
-    _one("Largest span of a partial sample", "fully_async/partial/max_partial_span", "versions", "span"),
-    _one(
-        "Length and order of training",
-        "staleness/length_order_corr",
-        "rank correlation",
-        "correlation",
-        smooth=True,
-        about="Far above 0: long answers are always trained late, so they are the stale ones.",
-    ),
-)
-LENGTHS = (
-    Lines(
-        "Response length",
-        (("response_length/mean", "mean"), ("response_length/max", "longest")),
-        "tokens",
-        smooth=True,
-    ),
-    _one("Cut by the length limit", "response_length/clip_ratio", "share of responses", "cut", percent=True),
-)
-QUEUE = (
-    Lines(
-        "Queue",
-        (("queue/depth", "finished, waiting"), ("queue/in_flight", "in flight")),
-        "samples",
-        smooth=True,
-    ),
-    _one("Wait in the queue", "queue/message_latency_s", "s from written to read", "mean", smooth=True),
-    _one("Oldest finished sample", "queue/oldest_age_s", "s", "age", smooth=True),
-    Lines("Requeued and dead", (("queue/requeued", "requeued"), ("queue/dead", "dead")), "samples so far"),
-)
-SYNC = (
-    Lines(
-        "Sync rounds",
-        (("total_s", "total"), ("transfer_s", "transfer"), ("pause_s", "pause")),
-        "s",
-        read=_sync,
-    ),
-    _one("Time between syncs", "interval_s", "s", "interval", read=_sync),
-    _one("Rollouters in the round", "members", "members", "members", read=_sync),
-    _one(
-        "Canary",
-        "logprob_max_abs_diff",
-        "largest |Δ log-prob|, log scale",
-        "difference",
-        log=True,
-        read=_sync,
-        about="Engine against trainer, right after a sync: what they disagree by on a sampled trajectory.",
-    ),
-)
-POLICY = (
-    _one(
-        "Effective sample size",
-        "rollout_corr/ess",
-        "share",
-        "ESS",
-        percent=True,
-        smooth=True,
-        about="Of current ÷ behaviour importance weights; 100 % is on-policy.",
-    ),
-    Lines(
-        "KL divergence",
-        (("rollout_corr/kl", "behaviour → current"), ("actor/ppo_kl", "old → current")),
-        "nats per token",
-        smooth=True,
-    ),
-    Lines(
-        "Clipped tokens",
-        (("actor/pg_clipfrac", "upper bound"), ("actor/pg_clipfrac_lower", "lower bound")),
-        "share of tokens",
-        percent=True,
-        smooth=True,
-    ),
-    _one("Entropy", "actor/entropy", "nats per token", "entropy", smooth=True),
-    _one("Gradient norm", "actor/grad_norm", "before clipping", "norm", smooth=True),
-    _one("Policy loss", "actor/pg_loss", "", "loss", smooth=True),
-    _one("Learning rate", "actor/lr", "", "lr"),
-    _one(
-        "Tokens left out",
-        "rollout_corr/masked_fraction",
-        "share of tokens",
-        "masked",
-        percent=True,
-        smooth=True,
-    ),
-    _one("χ² divergence", "rollout_corr/chi2_token", "mean of w² − 1", "χ²", smooth=True),
-    Lines(
-        "Reference",
-        (("actor/kl_loss", "KL loss"), ("actor/reward_kl_penalty", "penalty in the reward")),
-        "nats per token",
-        smooth=True,
-    ),
-    _one("Critic loss", "critic/vf_loss", "", "loss", smooth=True),
-    _one("Explained variance of the critic", "critic/vf_explained_var", "share", "explained", smooth=True),
-)
+}
+"""In the order of the page. A chart of one key is that of its entry; those that join several are here."""
+
+
+def section(title: Section) -> list[Lines]:
+    """The charts of a section, and behind them those of entries that are not named above."""
+    charts = list(_SECTIONS[title])
+    shown = {chart.title for chart in charts}
+    for entry in rows.TABLE.entries.values():
+        if entry.chart is not None and entry.chart.section == title and entry.chart.title not in shown:
+            charts.append(of(entry.name))
+    return charts
+
 
 PHASES: dict[str, tuple[str, str]] = {
     "gen_wait": ("waiting for samples", "wait0"),

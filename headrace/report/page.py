@@ -92,10 +92,10 @@ def _sections(runs: Sequence[RunData]) -> str:
         "Version gaps of all trained samples", "versions", {run.label: _gap_shares(run) for run in runs}
     )
     out = [
-        _charts("Learning", runs, [*catalogue.held_out(runs), *catalogue.LEARNING]),
-        _charts("Where the time goes", runs, catalogue.TIME, before=stacks),
-        _charts("Staleness", runs, catalogue.STALENESS, after=gaps),
-        _charts("Lengths", runs, catalogue.LENGTHS),
+        _charts("Learning", runs, [*catalogue.held_out(runs), *catalogue.section("Learning")]),
+        _charts("Where the time goes", runs, catalogue.section("Where the time goes"), before=stacks),
+        _charts("Staleness", runs, catalogue.section("Staleness"), after=gaps),
+        _charts("Lengths", runs, catalogue.section("Lengths")),
     ]
     if by_outcome := tables.lengths(runs):
         out.append(
@@ -104,9 +104,9 @@ def _sections(runs: Sequence[RunData]) -> str:
             "length bias what is trained. “Recorded”: of the samples that the run kept.</p>"
         )
     out += [
-        _charts("Queue", runs, catalogue.QUEUE),
-        _charts("Sync", runs, catalogue.SYNC),
-        _charts("Policy", runs, catalogue.POLICY),
+        _charts("Queue", runs, catalogue.section("Queue")),
+        _charts("Sync", runs, catalogue.section("Sync")),
+        _charts("Policy", runs, catalogue.section("Policy")),
         _samples(runs),
     ]
     if not any(run.updates for run in runs):

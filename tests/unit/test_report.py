@@ -6,13 +6,15 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from headrace.cli.main import main
 from headrace.metrics import rows
+from headrace.metrics.sync_and_eval import SYNC_ROW
+from headrace.metrics.views import Section
 from headrace.records.layout import RunLayout
 from headrace.report import catalogue, tables
 from headrace.report.chart import rolling_max, rolling_mean, thinned
@@ -106,10 +108,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_every_chart_is_there_with_its_curves(one: str) -> None:
     run = Page(one)
-    charts = [
-        *catalogue.LEARNING, *catalogue.TIME, *catalogue.STALENESS, *catalogue.LENGTHS, *catalogue.QUEUE,
-        *catalogue.SYNC, *catalogue.POLICY,
-    ]  # fmt: skip
+    charts = [chart for title in get_args(Section) for chart in catalogue.section(title)]
     wanted = [c.title for c in charts] + [f"Held-out score: {HOSTILE}", "Phases of a step"]
     assert [title for title in wanted if title not in run.titles] == []
     for chart in charts:
@@ -122,12 +121,12 @@ def test_every_chart_is_there_with_its_curves(one: str) -> None:
 
 
 def test_keys_of_the_charts_are_keys_of_the_run_log() -> None:
-    charts = [
-        *catalogue.LEARNING, *catalogue.TIME, *catalogue.STALENESS, *catalogue.LENGTHS, *catalogue.QUEUE,
-        *catalogue.POLICY,
-    ]  # fmt: skip
-    keys = {key for c in charts for key, _ in c.keys} | {f"timing_s/{phase}" for phase in catalogue.PHASES}
-    assert keys <= KNOWN
+    keys = {f"timing_s/{phase}" for phase in catalogue.PHASES}
+    for title in get_args(Section):
+        for chart in catalogue.section(title):
+            of_rounds = chart.read is catalogue.sync_series
+            keys |= {f"sync.jsonl {key}" if of_rounds else key for key, _ in chart.keys}
+    assert keys <= KNOWN | {f"sync.jsonl {key.name}" for key in SYNC_ROW}
 
 
 def test_nothing_is_fetched_and_nothing_of_a_run_is_markup(one: str) -> None:
