@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import ROOT, finished_run, grouped, rows_of, slug, spread, summary_of
+from headrace.metrics import row_keys
 
 CURVES = {
     "GRPO": [],
@@ -88,16 +89,16 @@ def read(directory: Path, name: str, seed: int) -> dict[str, Any]:
         "samples": summary["trained_samples"],
         "dropped": summary["ledger"]["dropped"],
         "balanced": summary["balanced"],
-        "ess": mean("rollout_corr/ess"),
-        "worst_ess": min(r["rollout_corr/ess"] for r in rows),
-        "kl": mean("rollout_corr/kl"),
-        "clip_fraction": mean("actor/pg_clipfrac"),
-        "entropy_end": statistics.fmean(r["actor/entropy"] for r in rows[-10:]),
-        "gap": mean("staleness/version_gap/mean"),
-        "largest_gap": max(r["staleness/version_gap/max"] for r in rows),
-        "grad_norm": statistics.median(r["actor/grad_norm"] for r in rows),
-        "skipped": sum(r["actor/skipped_steps"] for r in rows),
-        "update_s": statistics.median(r["timing_s/update_actor"] for r in rows),
+        "ess": mean(row_keys.ROLLOUT_CORR_ESS),
+        "worst_ess": min(r[row_keys.ROLLOUT_CORR_ESS] for r in rows),
+        "kl": mean(row_keys.ROLLOUT_CORR_KL),
+        "clip_fraction": mean(row_keys.ACTOR_PG_CLIPFRAC),
+        "entropy_end": statistics.fmean(r[row_keys.ACTOR_ENTROPY] for r in rows[-10:]),
+        "gap": mean(row_keys.STALENESS_VERSION_GAP_MEAN),
+        "largest_gap": max(r[row_keys.STALENESS_VERSION_GAP_MAX] for r in rows),
+        "grad_norm": statistics.median(r[row_keys.ACTOR_GRAD_NORM] for r in rows),
+        "skipped": sum(r[row_keys.ACTOR_SKIPPED_STEPS] for r in rows),
+        "update_s": statistics.median(r[row_keys.TIMING_S_UPDATE_ACTOR] for r in rows),
     }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import ROOT, finished_run, rows_of, summary_of
+from headrace.metrics import row_keys
 
 GAIN_WANTED = 0.25
 MEMORY_GROWTH_WANTED = 1.05
@@ -35,10 +36,10 @@ def read(directory: Path, seed: int, wall_s: float) -> dict[str, Any]:
     return {
         "seed": seed,
         "command_s": wall_s,
-        "training_s": sum(r["timing_s/step"] for r in rows[1:]),
+        "training_s": sum(r[row_keys.TIMING_S_STEP] for r in rows[1:]),
         "eval": [[e["version"], e["reward"]] for e in summary["eval"]],
         "gain": last["reward"] - first["reward"],
-        "reward": [r["reward/mean"] for r in rows],
+        "reward": [r[row_keys.REWARD_MEAN] for r in rows],
         "idle_ratio": summary["idle_ratio"],
         "sync": summary["sync"],
         "version_gap": summary["version_gap"],
@@ -49,11 +50,11 @@ def read(directory: Path, seed: int, wall_s: float) -> dict[str, Any]:
         "memory_mb": {
             name: [m["first_quarter_mb"], m["last_quarter_mb"]] for name, m in summary["memory"].items()
         },
-        "step_s": statistics.median(r["timing_s/step"] for r in rows),
+        "step_s": statistics.median(r[row_keys.TIMING_S_STEP] for r in rows),
         "phases_s": {
             key.removeprefix("timing_s/"): statistics.median(r.get(key, 0.0) for r in rows)
             for key in rows[-1]
-            if key.startswith("timing_s/") and key != "timing_s/step"
+            if key.startswith("timing_s/") and key != row_keys.TIMING_S_STEP
         },
     }
 

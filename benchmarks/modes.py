@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import ROOT, finished_run, grouped, rows_of, slug, spread, summary_of
+from headrace.metrics import row_keys
 
 BOUND = ["trainer.cpus=[0]", "rollout.cpus=[1]"]
 # Half a batch for each engine: the first to ask would take it all.
@@ -101,16 +102,16 @@ def measure(name: str, mode: str, seed: int, extra: list[str], fresh: bool) -> d
             for key in ("step", "gen_wait", "wait_prev_gen", "old_log_prob", "update_actor", "param_sync")
         },
         "idle": summary["idle_ratio"],
-        "stale_ratio": rows[-1]["fully_async/count/stale_samples_processed"] / samples,
+        "stale_ratio": rows[-1][row_keys.FULLY_ASYNC_COUNT_STALE_SAMPLES_PROCESSED] / samples,
         "partial_ratio": sum(
-            r["fully_async/partial/partial_ratio"] for r in rows if "sync/total_s" in r
-        ) / max(1, sum("sync/total_s" in r for r in rows)),
+            r[row_keys.FULLY_ASYNC_PARTIAL_PARTIAL_RATIO] for r in rows if row_keys.SYNC_TOTAL_S in r
+        ) / max(1, sum(row_keys.SYNC_TOTAL_S in r for r in rows)),
         "largest_gap": max(int(g) for g in summary["version_gap"]),
         "length": {
-            "mean": statistics.fmean(r["response_length/mean"] for r in rows),
-            "max": max(r["response_length/max"] for r in rows),
+            "mean": statistics.fmean(r[row_keys.RESPONSE_LENGTH_MEAN] for r in rows),
+            "max": max(r[row_keys.RESPONSE_LENGTH_MAX] for r in rows),
         },
-        "ess": statistics.fmean(r["rollout_corr/ess"] for r in rows),
+        "ess": statistics.fmean(r[row_keys.ROLLOUT_CORR_ESS] for r in rows),
         "scores": scores,
     }  # fmt: skip
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from headrace.metrics import coordinator, queue, rollouter, rows, trainer
+from headrace.metrics import coordinator, queue, rollouter, row_keys, trainer
 from headrace.metrics.series import Entry
 from headrace.metrics.sync_and_eval import EVAL_ROW, SYNC_ROW, Keys
 
@@ -80,7 +80,7 @@ def services() -> dict[str, dict[str, Entry]]:
 def _run_log() -> Iterator[str]:
     """A line for each meaning: keys that share one stand in braces."""
     for (meaning, when), group in itertools.groupby(
-        rows.TABLE.entries.values(), lambda e: (e.meaning, e.when)
+        row_keys.TABLE.entries.values(), lambda e: (e.meaning, e.when)
     ):
         names = _braced([entry.name for entry in group]).replace("|", "\\|")
         yield f"| `{names}` | {meaning} | {when or 'always'} |\n"

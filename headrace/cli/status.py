@@ -18,6 +18,7 @@ from headrace.cli import options
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.metrics import row_keys
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import read_json, read_rows
 from headrace.records.layout import RunLayout, find_run
@@ -195,9 +196,9 @@ def text(facts: dict[str, Any], layout: RunLayout) -> list[str]:
     out = [f"{layout.root.name}: {facts['state']} in {facts['directory']}"]
     row = facts.get("last_update")
     if row:
-        reward = row.get("reward/mean")
+        reward = row.get(row_keys.REWARD_MEAN)
         shown = f", reward {reward:.3f}" if isinstance(reward, float) else ""
-        idle = summaries.percent(row.get("trainer/idle_ratio"))
+        idle = summaries.percent(row.get(row_keys.TRAINER_IDLE_RATIO))
         out.append(f"step {row.get('step', '?')}{shown}, trainer idle {idle}")
     ledger = facts.get("ledger")
     if ledger:

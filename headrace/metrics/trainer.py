@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.metrics import rows
+from headrace.metrics import row_keys
 from headrace.metrics.row_entry import GAUGE_SUFFIX
 from headrace.metrics.series import Service
 from headrace.metrics.views import Graph
@@ -118,7 +118,7 @@ GAUGES = {
     entry.name: SERVICE.late_gauge(
         entry.gauge_name, entry.gauge + GAUGE_SUFFIX, graph=entry.graph, unread=entry.unread
     )
-    for entry in rows.TABLE.entries.values()
+    for entry in row_keys.TABLE.entries.values()
     if entry.gauge
 }
 """By key of `metrics.jsonl`: the newest value of each that is to be shown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.metrics import coordinator, queue, rollouter, rows, trainer
+from headrace.metrics import coordinator, queue, rollouter, row_keys, trainer
 from headrace.monitoring.dashboard import Panel, Row
 from headrace.monitoring.expressions import (
     largest,
@@ -96,7 +96,7 @@ OVERVIEW = Row(
             ("generated", rate(of_run(rollouter.TOKENS))),
             ("trained", rate(of_run(trainer.TOKENS))),
         ),
-        of(trainer.GAUGES[rows.REWARD_MEAN]),
+        of(trainer.GAUGES[row_keys.REWARD_MEAN]),
         of(queue.VALIDATION_SCORE),
         of(trainer.SAMPLES),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.metrics import rollouter, rows, trainer
+from headrace.metrics import rollouter, row_keys, trainer
 from headrace.monitoring.dashboard import Row
 from headrace.monitoring.expressions import largest, lines, mean, of, of_pods, of_run, quantile, rate, sum_of
 
@@ -85,25 +85,25 @@ TRAINER = Row(
             ("gen_wait p50", quantile(0.5, trainer.PHASE, 'phase="gen_wait"')),
             ("gen_wait p99", quantile(0.99, trainer.PHASE, 'phase="gen_wait"')),
         ),
-        of(trainer.GAUGES[rows.ACTOR_ENTROPY]),
-        of(trainer.GAUGES[rows.ACTOR_GRAD_NORM]),
+        of(trainer.GAUGES[row_keys.ACTOR_ENTROPY]),
+        of(trainer.GAUGES[row_keys.ACTOR_GRAD_NORM]),
         lines(
             "Tokens clipped",
             "percentunit",
-            ("upper or lower", largest(of_run(trainer.GAUGES[rows.ACTOR_PG_CLIPFRAC]))),
-            ("dual clip", largest(of_run(trainer.GAUGES[rows.ACTOR_PG_CLIPFRAC_LOWER]))),
+            ("upper or lower", largest(of_run(trainer.GAUGES[row_keys.ACTOR_PG_CLIPFRAC]))),
+            ("dual clip", largest(of_run(trainer.GAUGES[row_keys.ACTOR_PG_CLIPFRAC_LOWER]))),
         ),
         lines(
             "Loss and KL",
             "short",
-            ("policy loss", largest(of_run(trainer.GAUGES[rows.ACTOR_PG_LOSS]))),
-            ("KL old to current", largest(of_run(trainer.GAUGES[rows.ACTOR_PPO_KL]))),
+            ("policy loss", largest(of_run(trainer.GAUGES[row_keys.ACTOR_PG_LOSS]))),
+            ("KL old to current", largest(of_run(trainer.GAUGES[row_keys.ACTOR_PPO_KL]))),
         ),
         lines(
             "Reward of trained trajectories",
             "short",
             ("p10", quantile(0.1, trainer.REWARD)),
-            ("mean", largest(of_run(trainer.GAUGES[rows.REWARD_MEAN]))),
+            ("mean", largest(of_run(trainer.GAUGES[row_keys.REWARD_MEAN]))),
             ("p90", quantile(0.9, trainer.REWARD)),
         ),
         lines(
@@ -116,10 +116,10 @@ TRAINER = Row(
         lines(
             "Groups that teach nothing, responses cut",
             "percentunit",
-            ("groups without spread", largest(of_run(trainer.GAUGES[rows.GROUP_ZERO_STD_RATIO]))),
-            ("responses at the limit", largest(of_run(trainer.GAUGES[rows.RESPONSE_LENGTH_CLIP_RATIO]))),
+            ("groups without spread", largest(of_run(trainer.GAUGES[row_keys.GROUP_ZERO_STD_RATIO]))),
+            ("responses at the limit", largest(of_run(trainer.GAUGES[row_keys.RESPONSE_LENGTH_CLIP_RATIO]))),
         ),
-        of(trainer.GAUGES[rows.ACTOR_LR]),
+        of(trainer.GAUGES[row_keys.ACTOR_LR]),
         lines(
             "Steps skipped",
             "none",

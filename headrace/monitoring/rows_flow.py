@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.metrics import coordinator, queue, rollouter, rows, trainer
+from headrace.metrics import coordinator, queue, rollouter, row_keys, trainer
 from headrace.monitoring.dashboard import Row
 from headrace.monitoring.expressions import (
     count_of,
@@ -45,20 +45,20 @@ STALENESS = Row(
         ),
         of(trainer.UPDATE_GAP),
         lines("Span of partial samples", "none", ("p99", quantile(0.99, trainer.SPAN))),
-        of(trainer.GAUGES[rows.ROLLOUT_CORR_ESS]),
+        of(trainer.GAUGES[row_keys.ROLLOUT_CORR_ESS]),
         lines(
             "Distance from the sampling policy",
             "short",
-            ("KL", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_KL]))),
-            ("KL, k3", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_K3_KL]))),
-            ("χ²", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_CHI2_TOKEN]))),
+            ("KL", largest(of_run(trainer.GAUGES[row_keys.ROLLOUT_CORR_KL]))),
+            ("KL, k3", largest(of_run(trainer.GAUGES[row_keys.ROLLOUT_CORR_K3_KL]))),
+            ("χ²", largest(of_run(trainer.GAUGES[row_keys.ROLLOUT_CORR_CHI2_TOKEN]))),
         ),
-        of(trainer.GAUGES[rows.ROLLOUT_CORR_PPL_RATIO]),
+        of(trainer.GAUGES[row_keys.ROLLOUT_CORR_PPL_RATIO]),
         lines(
             "Weights truncated, tokens masked",
             "percentunit",
-            ("truncated", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_CLIPPED_FRACTION]))),
-            ("masked", largest(of_run(trainer.GAUGES[rows.ROLLOUT_CORR_MASKED_FRACTION]))),
+            ("truncated", largest(of_run(trainer.GAUGES[row_keys.ROLLOUT_CORR_CLIPPED_FRACTION]))),
+            ("masked", largest(of_run(trainer.GAUGES[row_keys.ROLLOUT_CORR_MASKED_FRACTION]))),
         ),
         of(trainer.LENGTH_ORDER),
     ],

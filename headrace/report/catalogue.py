@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headrace.metrics import rows
+from headrace.metrics import row_keys
 from headrace.metrics.views import Section
 from headrace.report.collect import Point, RunData
 
@@ -32,7 +32,7 @@ class Lines:
 
 def of(key: str) -> Lines:
     """The chart of the entry of a key of `metrics.jsonl`. Raises ValueError for one without."""
-    chart = rows.TABLE.entries[key].chart
+    chart = row_keys.TABLE.entries[key].chart
     if chart is None:
         raise ValueError(f"{key} has no chart of its own")
     return Lines(
@@ -70,25 +70,25 @@ def held_out(runs: Sequence[RunData]) -> Iterator[Lines]:
 
 _SECTIONS: dict[Section, tuple[Lines, ...]] = {
     "Learning": (
-        of(rows.REWARD_MEAN),
-        of(rows.REWARD_STD),
-        of(rows.GROUP_ZERO_STD_RATIO),
+        of(row_keys.REWARD_MEAN),
+        of(row_keys.REWARD_STD),
+        of(row_keys.GROUP_ZERO_STD_RATIO),
     ),
     "Where the time goes": (
-        of(rows.TRAINER_IDLE_RATIO),
-        of(rows.ROLLOUTER_IDLE_RATIO),
-        of(rows.ROLLOUTER_UTILIZATION),
-        of(rows.TIMING_S_STEP),
-        of(rows.PERF_TOKENS_PER_S),
-        of(rows.PERF_SAMPLES_PER_S),
-        of(rows.PERF_MFU),
+        of(row_keys.TRAINER_IDLE_RATIO),
+        of(row_keys.ROLLOUTER_IDLE_RATIO),
+        of(row_keys.ROLLOUTER_UTILIZATION),
+        of(row_keys.TIMING_S_STEP),
+        of(row_keys.PERF_TOKENS_PER_S),
+        of(row_keys.PERF_SAMPLES_PER_S),
+        of(row_keys.PERF_MFU),
     ),
     "Staleness": (
         Lines(
             "Version gap",
             (
-                (rows.STALENESS_VERSION_GAP_MEAN, "mean"),
-                (rows.STALENESS_VERSION_GAP_MAX, "largest"),
+                (row_keys.STALENESS_VERSION_GAP_MEAN, "mean"),
+                (row_keys.STALENESS_VERSION_GAP_MAX, "largest"),
             ),
             "versions",
             smooth=True,
@@ -97,47 +97,47 @@ _SECTIONS: dict[Section, tuple[Lines, ...]] = {
         Lines(
             "Update gap",
             (
-                (rows.STALENESS_UPDATE_GAP_MEAN, "mean"),
-                (rows.STALENESS_UPDATE_GAP_MAX, "largest"),
+                (row_keys.STALENESS_UPDATE_GAP_MEAN, "mean"),
+                (row_keys.STALENESS_UPDATE_GAP_MAX, "largest"),
             ),
             "optimizer steps",
             smooth=True,
             about="Optimizer steps between the weights that sampled and the update.",
         ),
-        of(rows.STALENESS_STALE_SAMPLE_RATIO),
-        of(rows.FULLY_ASYNC_PARTIAL_PARTIAL_RATIO),
-        of(rows.FULLY_ASYNC_PARTIAL_MAX_PARTIAL_SPAN),
-        of(rows.STALENESS_LENGTH_ORDER_CORR),
+        of(row_keys.STALENESS_STALE_SAMPLE_RATIO),
+        of(row_keys.FULLY_ASYNC_PARTIAL_PARTIAL_RATIO),
+        of(row_keys.FULLY_ASYNC_PARTIAL_MAX_PARTIAL_SPAN),
+        of(row_keys.STALENESS_LENGTH_ORDER_CORR),
     ),
     "Lengths": (
         Lines(
             "Response length",
             (
-                (rows.RESPONSE_LENGTH_MEAN, "mean"),
-                (rows.RESPONSE_LENGTH_MAX, "longest"),
+                (row_keys.RESPONSE_LENGTH_MEAN, "mean"),
+                (row_keys.RESPONSE_LENGTH_MAX, "longest"),
             ),
             "tokens",
             smooth=True,
         ),
-        of(rows.RESPONSE_LENGTH_CLIP_RATIO),
+        of(row_keys.RESPONSE_LENGTH_CLIP_RATIO),
     ),
     "Queue": (
         Lines(
             "Queue",
             (
-                (rows.QUEUE_DEPTH, "finished, waiting"),
-                (rows.QUEUE_IN_FLIGHT, "in flight"),
+                (row_keys.QUEUE_DEPTH, "finished, waiting"),
+                (row_keys.QUEUE_IN_FLIGHT, "in flight"),
             ),
             "samples",
             smooth=True,
         ),
-        of(rows.QUEUE_MESSAGE_LATENCY_S),
-        of(rows.QUEUE_OLDEST_AGE_S),
+        of(row_keys.QUEUE_MESSAGE_LATENCY_S),
+        of(row_keys.QUEUE_OLDEST_AGE_S),
         Lines(
             "Requeued and dead",
             (
-                (rows.QUEUE_REQUEUED, "requeued"),
-                (rows.QUEUE_DEAD, "dead"),
+                (row_keys.QUEUE_REQUEUED, "requeued"),
+                (row_keys.QUEUE_DEAD, "dead"),
             ),
             "samples so far",
         ),
@@ -166,12 +166,12 @@ _SECTIONS: dict[Section, tuple[Lines, ...]] = {
         ),
     ),
     "Policy": (
-        of(rows.ROLLOUT_CORR_ESS),
+        of(row_keys.ROLLOUT_CORR_ESS),
         Lines(
             "KL divergence",
             (
-                (rows.ROLLOUT_CORR_KL, "behaviour → current"),
-                (rows.ACTOR_PPO_KL, "old → current"),
+                (row_keys.ROLLOUT_CORR_KL, "behaviour → current"),
+                (row_keys.ACTOR_PPO_KL, "old → current"),
             ),
             "nats per token",
             smooth=True,
@@ -179,30 +179,30 @@ _SECTIONS: dict[Section, tuple[Lines, ...]] = {
         Lines(
             "Clipped tokens",
             (
-                (rows.ACTOR_PG_CLIPFRAC, "upper bound"),
-                (rows.ACTOR_PG_CLIPFRAC_LOWER, "lower bound"),
+                (row_keys.ACTOR_PG_CLIPFRAC, "upper bound"),
+                (row_keys.ACTOR_PG_CLIPFRAC_LOWER, "lower bound"),
             ),
             "share of tokens",
             percent=True,
             smooth=True,
         ),
-        of(rows.ACTOR_ENTROPY),
-        of(rows.ACTOR_GRAD_NORM),
-        of(rows.ACTOR_PG_LOSS),
-        of(rows.ACTOR_LR),
-        of(rows.ROLLOUT_CORR_MASKED_FRACTION),
-        of(rows.ROLLOUT_CORR_CHI2_TOKEN),
+        of(row_keys.ACTOR_ENTROPY),
+        of(row_keys.ACTOR_GRAD_NORM),
+        of(row_keys.ACTOR_PG_LOSS),
+        of(row_keys.ACTOR_LR),
+        of(row_keys.ROLLOUT_CORR_MASKED_FRACTION),
+        of(row_keys.ROLLOUT_CORR_CHI2_TOKEN),
         Lines(
             "Reference",
             (
-                (rows.ACTOR_KL_LOSS, "KL loss"),
-                (rows.ACTOR_REWARD_KL_PENALTY, "penalty in the reward"),
+                (row_keys.ACTOR_KL_LOSS, "KL loss"),
+                (row_keys.ACTOR_REWARD_KL_PENALTY, "penalty in the reward"),
             ),
             "nats per token",
             smooth=True,
         ),
-        of(rows.CRITIC_VF_LOSS),
-        of(rows.CRITIC_VF_EXPLAINED_VAR),
+        of(row_keys.CRITIC_VF_LOSS),
+        of(row_keys.CRITIC_VF_EXPLAINED_VAR),
     ),
 }
 """In the order of the page. A chart of one key is that of its entry; those that join several are here."""
@@ -212,7 +212,7 @@ def section(title: Section) -> list[Lines]:
     """The charts of a section, and behind them those of entries that are not named above."""
     charts = list(_SECTIONS[title])
     shown = {chart.title for chart in charts}
-    for entry in rows.TABLE.entries.values():
+    for entry in row_keys.TABLE.entries.values():
         if entry.chart is not None and entry.chart.section == title and entry.chart.title not in shown:
             charts.append(of(entry.name))
     return charts

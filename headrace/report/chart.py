@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
+from headrace.metrics import row_keys
 from headrace.report.catalogue import PHASES, Lines
 from headrace.report.collect import Point, RunData, number, place
 from headrace.report.scale import Scale, limits, nice_step, wall_unit, without_outliers, written
@@ -93,7 +94,9 @@ def lines(chart: Lines, runs: Sequence[RunData]) -> str:
 
 def phases(run: RunData, title: str) -> str:
     """Seconds of each phase, stacked, over steps."""
-    rows = [(at, row) for row in run.updates if (at := place(row)) and number(row.get("timing_s/step"))]
+    rows = [
+        (at, row) for row in run.updates if (at := place(row)) and number(row.get(row_keys.TIMING_S_STEP))
+    ]
     if not rows:
         return ""
     layers: dict[str, list[float]] = {}
@@ -101,7 +104,7 @@ def phases(run: RunData, title: str) -> str:
         seconds = [number(row.get(f"timing_s/{name}")) or 0.0 for _, row in rows]
         if any(seconds):
             layers[name] = seconds
-    total = [number(row.get("timing_s/step")) or 0.0 for _, row in rows]
+    total = [number(row.get(row_keys.TIMING_S_STEP)) or 0.0 for _, row in rows]
     known = [sum(column) for column in zip(*layers.values(), strict=True)] if layers else [0.0] * len(rows)
     layers["other"] = [max(0.0, t - k) for t, k in zip(total, known, strict=True)]
     clipped = without_outliers(total)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from headrace.metrics import row_keys
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import read_rows
 from headrace.records.layout import RunLayout
@@ -94,7 +95,7 @@ class RunData:
         places: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
         known, last = 0, (0.0, 0.0)
         for row in self.updates:
-            version, at = row.get("fully_async/count/current_param_version"), place(row)
+            version, at = row.get(row_keys.FULLY_ASYNC_COUNT_CURRENT_PARAM_VERSION), place(row)
             if at is None:
                 continue
             last = at

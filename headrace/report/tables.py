@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from headrace.config import RunConfig
+from headrace.metrics import row_keys
 from headrace.report.chart import COLOURS
 from headrace.report.collect import RunData, flat, number
 from headrace.report.scale import written
@@ -83,7 +84,7 @@ def _scores(run: RunData) -> str:
 
 def _version(run: RunData) -> str:
     final = number(run.summary.get("policy_version"))
-    return _whole(_last(run, "fully_async/count/current_param_version") if final is None else final)
+    return _whole(_last(run, row_keys.FULLY_ASYNC_COUNT_CURRENT_PARAM_VERSION) if final is None else final)
 
 
 def _wall(run: RunData) -> str:
@@ -123,9 +124,10 @@ def _sync(run: RunData) -> str:
 
 def _throughput(run: RunData) -> str:
     rows = run.updates[1:] or run.updates
-    seconds = sum(number(row.get("timing_s/step")) or 0.0 for row in rows)
+    seconds = sum(number(row.get(row_keys.TIMING_S_STEP)) or 0.0 for row in rows)
     per = [
-        (number(row.get("perf/tokens_per_s")) or 0.0) * (number(row.get("timing_s/step")) or 0.0)
+        (number(row.get(row_keys.PERF_TOKENS_PER_S)) or 0.0)
+        * (number(row.get(row_keys.TIMING_S_STEP)) or 0.0)
         for row in rows
     ]
     return f"{written(sum(per) / seconds)} response tokens/s" if seconds else ""

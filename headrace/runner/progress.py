@@ -27,6 +27,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.marks import Marks
 from headrace.ledger.replies import Stats
+from headrace.metrics import row_keys
 from headrace.records.evaluations import eval_rows
 from headrace.redis_connect import connect
 from headrace.runner.summary import duration, percent
@@ -101,7 +102,7 @@ class Progress:
         """Policy version: the ledger's, else that of the last row."""
         if self.stats is not None and self.stats.version >= 0:
             return self.stats.version
-        value = self.values.get("fully_async/count/current_param_version")
+        value = self.values.get(row_keys.FULLY_ASYNC_COUNT_CURRENT_PARAM_VERSION)
         return int(value) if isinstance(value, int | float) else None
 
     @property
@@ -127,12 +128,12 @@ class Progress:
         return [
             # Samples that went back by hand make short updates of their own, which no plan has.
             ("step", f"{self.step}/{max(self.step, self.total_steps)}"),
-            ("reward", self.number("reward/mean")),
+            ("reward", self.number(row_keys.REWARD_MEAN)),
             ("version", "-" if version is None else str(version)),
-            ("trainer idle", _share(self.values.get("trainer/idle_ratio"))),
-            ("rollouter idle", _share(self.values.get("rollouter/idle_ratio"))),
-            ("queue", str(counts["queued"]) if counts else self.number("queue/depth", 0)),
-            ("in flight", str(counts["in_flight"]) if counts else self.number("queue/in_flight", 0)),
+            ("trainer idle", _share(self.values.get(row_keys.TRAINER_IDLE_RATIO))),
+            ("rollouter idle", _share(self.values.get(row_keys.ROLLOUTER_IDLE_RATIO))),
+            ("queue", str(counts["queued"]) if counts else self.number(row_keys.QUEUE_DEPTH, 0)),
+            ("in flight", str(counts["in_flight"]) if counts else self.number(row_keys.QUEUE_IN_FLIGHT, 0)),
             ("held-out", self._held_out()),
             ("left", "-" if self.eta_s is None else duration(self.eta_s)),
         ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.config import RunConfig
 from headrace.ledger.replies import Stats
+from headrace.metrics import row_keys
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import read_json, read_rows
 from headrace.records.layout import RunLayout
@@ -66,7 +67,7 @@ def _version(stats: Stats | None, last: Mapping[str, Any]) -> Any:
     """None before the first commit."""
     if stats is not None:
         return stats.version if stats.version >= 0 else None
-    return last.get("fully_async/count/current_param_version")
+    return last.get(row_keys.FULLY_ASYNC_COUNT_CURRENT_PARAM_VERSION)
 
 
 def _last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -99,14 +100,14 @@ def idle_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     steps = [
         row
         for row, before in zip(rows, starts, strict=False)
-        if _number(row.get("timing_s/step")) and row.get("lineage") == before
+        if _number(row.get(row_keys.TIMING_S_STEP)) and row.get("lineage") == before
     ]
-    total = _sum(steps, "timing_s/step")
-    waited = _sum(steps, "timing_s/gen_wait") + _sum(steps, "timing_s/wait_prev_gen")
+    total = _sum(steps, row_keys.TIMING_S_STEP)
+    waited = _sum(steps, row_keys.TIMING_S_GEN_WAIT) + _sum(steps, row_keys.TIMING_S_WAIT_PREV_GEN)
     weighted = [
-        (ratio, row["timing_s/step"])
+        (ratio, row[row_keys.TIMING_S_STEP])
         for row in steps
-        if (ratio := _number(row.get("rollouter/idle_ratio"))) is not None
+        if (ratio := _number(row.get(row_keys.ROLLOUTER_IDLE_RATIO))) is not None
     ]
     weight = sum(w for _, w in weighted)
     return {
@@ -152,7 +153,7 @@ def version_gaps(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """How many trained samples had which version gap."""
     counts: dict[int, int] = {}
     for row in _updates(rows):
-        histogram = row.get("staleness/version_gap/hist")
+        histogram = row.get(row_keys.STALENESS_VERSION_GAP_HIST)
         if isinstance(histogram, Mapping):
             for gap, n in histogram.items():
                 counts[int(gap)] = counts.get(int(gap), 0) + int(n)

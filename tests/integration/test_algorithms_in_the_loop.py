@@ -19,7 +19,7 @@ from headrace.algorithms.policy_loss import POLICY_LOSSES
 from headrace.algorithms.registry import Registry
 from headrace.config import RunConfig
 from headrace.demo import prepare
-from headrace.metrics.rows import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELEMETRY, WEIGHTS, problems
+from headrace.metrics.row_keys import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELEMETRY, WEIGHTS, problems
 from headrace.runner.assets import resolve
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.single_rank import single_rank

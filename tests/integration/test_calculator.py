@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.metrics.rows import ENVIRONMENT, SYNC, TELEMETRY, TOOLS, problems
+from headrace.metrics.row_keys import ENVIRONMENT, SYNC, TELEMETRY, TOOLS, problems
 from tests.integration.run_process import HEADRACE, ROOT, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -12,7 +12,7 @@ import pytest
 from headrace.cli.trace import merge, validate
 from headrace.config import RunConfig
 from headrace.config_load import load
-from headrace.metrics.rows import TIMING_S_REWARD
+from headrace.metrics.row_keys import TIMING_S_REWARD
 from headrace.runner.summary import idle_ratios
 from headrace.staleness import Mode
 from headrace.trace_reading import read

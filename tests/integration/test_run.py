@@ -15,7 +15,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.metrics.rows import CANARY, PEAK, SAVES, SYNC, TELEMETRY, TIMING_S_REWARD, problems
+from headrace.metrics.row_keys import CANARY, PEAK, SAVES, SYNC, TELEMETRY, TIMING_S_REWARD, problems
 from headrace.metrics_doc import services
 from tests import monitoring, no_compiler
 from tests.integration.run_process import (

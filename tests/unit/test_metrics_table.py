@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from headrace.metrics import coordinator, queue, rollouter, rows, trainer
+from headrace.metrics import coordinator, queue, rollouter, row_keys, trainer
 from headrace.metrics.row_entry import SAME, RowTable
 from headrace.metrics.series import Service, entry_of
 from headrace.metrics.views import Graph
@@ -20,10 +21,10 @@ from headrace.monitoring.expressions import of, of_run
 ROOT = Path(__file__).resolve().parents[2]
 ADDED = """
 import json
-from headrace.metrics import rows
+from headrace.metrics import row_keys
 from headrace.metrics.views import Chart, Graph
 
-rows.key("test/heat", "how warm it is", gauge="Heat of the room",
+row_keys.key("test/heat", "how warm it is", gauge="Heat of the room",
          chart=Chart("Policy", "Heat", "heat", unit="K"), graph=Graph("Trainer", "Heat", "short"))
 
 from headrace.metrics import queue, rollouter
@@ -46,8 +47,8 @@ metrics.observe({**ROW, "test/heat": 293.0}, {}, 4, 8, nothing, 0.0)
 panels = {p["title"]: [t["expr"] for t in p.get("targets", ())]
           for p in json.loads(dashboard.render())["panels"]}
 print(json.dumps({
-    "problems": rows.problems({*rows.TABLE.entries, "test/heat"}, set()),
-    "missing": rows.problems({key for key in rows.TABLE.entries if key != "test/heat"}, set()),
+    "problems": row_keys.problems({*row_keys.TABLE.entries, "test/heat"}, set()),
+    "missing": row_keys.problems({key for key in row_keys.TABLE.entries if key != "test/heat"}, set()),
     "page": metrics_doc.render().splitlines(),
     "scraped": generate_latest().decode().splitlines(),
     "of_ledger": [m.name for m in queue.of_ledger(Model().stats())],
@@ -103,8 +104,23 @@ def test_and_the_chart_of_the_report(added: dict[str, Any]) -> None:
 
 
 def test_a_key_is_the_constant_of_its_name() -> None:
-    for key in rows.TABLE.entries:
-        assert getattr(rows, key.upper().replace("/", "_")) == key
+    for key in row_keys.TABLE.entries:
+        assert getattr(row_keys, key.upper().replace("/", "_")) == key
+
+
+def test_a_key_in_quotes_is_one_of_the_table() -> None:
+    """Where a key is not named by its constant: what looks like one has to be one."""
+    roots = {key.partition("/")[0] for key in row_keys.TABLE.entries if "/" in key}
+    wrong = []
+    folders = [
+        ROOT / "services" / "trainer",
+        *(ROOT / "headrace" / name for name in ("cli", "report", "runner")),
+    ]
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        for literal in re.findall(r'(?<!\w)"([a-z_]+/[a-z0-9_/]+)"', path.read_text()):
+            if literal.partition("/")[0] in roots and literal not in row_keys.TABLE.entries:
+                wrong.append(f"{path.name}: {literal}")
+    assert wrong == []
 
 
 def test_no_two_services_show_one_name() -> None:

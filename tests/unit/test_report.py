@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from headrace.cli.main import main
-from headrace.metrics import rows
+from headrace.metrics import row_keys
 from headrace.metrics.sync_and_eval import SYNC_ROW
 from headrace.metrics.views import Section
 from headrace.records.layout import RunLayout
@@ -25,7 +25,7 @@ from headrace.runner.summary import ledger_line
 from headrace.sample_dump import DIRECTORY
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
-KNOWN = rows.TABLE.entries.keys()
+KNOWN = row_keys.TABLE.entries.keys()
 
 
 def make_run(root: Path, steps: int = 40, **config: Any) -> RunLayout:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.comm.store import serve_store
-from headrace.metrics.rows import PARTS, problems
+from headrace.metrics.row_keys import PARTS, problems
 from headrace.metrics.sync_and_eval import SYNC_ROW
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot

@@ -13,6 +13,7 @@ import torch
 from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.value_loss import clipped_value_loss
 from headrace.config import RunConfig
+from headrace.metrics import row_keys
 from headrace.models.packed_model import PackedRow, attend_packed
 from headrace.models.token_scores import Question
 from headrace.weights.checkpoint_format import names_in_checkpoint
@@ -138,12 +139,12 @@ def value_metrics(sums: ValueSums, ranks: Ranks, learning_rate: float) -> dict[s
     n = max(t.tokens, 1.0)
     variance = t.squared_returns / n - (t.returns / n) ** 2
     return {
-        "critic/vf_loss": t.loss / n,
-        "critic/vf_clipfrac": t.clipped / n,
-        "critic/values/mean": t.values / n,
-        "critic/returns/mean": t.returns / n,
-        "critic/vf_explained_var": 1.0 - t.squared_error / n / variance if variance > 1e-12 else 0.0,
-        "critic/grad_norm": sums.grad_norms[-1] if sums.grad_norms else 0.0,
-        "critic/skipped_steps": sums.skipped,
-        "critic/lr": learning_rate,
+        row_keys.CRITIC_VF_LOSS: t.loss / n,
+        row_keys.CRITIC_VF_CLIPFRAC: t.clipped / n,
+        row_keys.CRITIC_VALUES_MEAN: t.values / n,
+        row_keys.CRITIC_RETURNS_MEAN: t.returns / n,
+        row_keys.CRITIC_VF_EXPLAINED_VAR: 1.0 - t.squared_error / n / variance if variance > 1e-12 else 0.0,
+        row_keys.CRITIC_GRAD_NORM: sums.grad_norms[-1] if sums.grad_norms else 0.0,
+        row_keys.CRITIC_SKIPPED_STEPS: sums.skipped,
+        row_keys.CRITIC_LR: learning_rate,
     }

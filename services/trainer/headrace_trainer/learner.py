@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.algorithms.kl import AdaptiveKl
 from headrace.config import RunConfig
+from headrace.metrics import row_keys
 from headrace.wire import Sample
 from headrace_trainer.advantages import BatchKl, fill_advantages
 from headrace_trainer.critic import Critic, ValueSums, value_metrics
@@ -181,7 +182,10 @@ class Learner:
     def _control_kl(self, kl: BatchKl | None, learned: Learned) -> None:
         if kl is None:
             return
-        learned.metrics |= {"actor/reward_kl_penalty": kl.mean, "actor/reward_kl_penalty_coeff": self.kl_coef}
+        learned.metrics |= {
+            row_keys.ACTOR_REWARD_KL_PENALTY: kl.mean,
+            row_keys.ACTOR_REWARD_KL_PENALTY_COEFF: self.kl_coef,
+        }
         c = self._config.algorithm.kl_ctrl
         if c.type == "adaptive":
             controller = AdaptiveKl(self.kl_coef, c.target_kl, c.horizon)

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.config import RunConfig
-from headrace.metrics import rows
+from headrace.metrics import row_keys
 from headrace.metrics import trainer as table
 from headrace_trainer import heartbeat
 
@@ -154,25 +154,25 @@ def observe(
     ):
         for value in values:
             histogram.observe(value)
-    table.IDLE.set(row[rows.TRAINER_IDLE_RATIO])
+    table.IDLE.set(row[row_keys.TRAINER_IDLE_RATIO])
     CLOCK.step_ended(phases.get("gen_wait", 0.0) + phases.get("wait_prev_gen", 0.0))
     for name, seconds in phases.items():
         table.PHASE.labels(phase=name).observe(seconds)
     table.SAMPLES.inc(samples)
     table.TRAJECTORIES.inc(samples * group)
-    table.TOKENS.inc(row[rows.PERF_TOKENS_PER_S] * row[rows.TIMING_S_STEP])
+    table.TOKENS.inc(row[row_keys.PERF_TOKENS_PER_S] * row[row_keys.TIMING_S_STEP])
     table.UPDATES.inc()
-    table.SKIPPED.inc(row[rows.ACTOR_SKIPPED_STEPS])
-    GAPS.show(row[rows.STALENESS_VERSION_GAP_MAX], gap_bound)
-    for gap, count in row[rows.STALENESS_VERSION_GAP_HIST].items():
+    table.SKIPPED.inc(row[row_keys.ACTOR_SKIPPED_STEPS])
+    GAPS.show(row[row_keys.STALENESS_VERSION_GAP_MAX], gap_bound)
+    for gap, count in row[row_keys.STALENESS_VERSION_GAP_HIST].items():
         for _ in range(count):
             table.VERSION_GAP.observe(int(gap))
         if int(gap) > 0:
             table.STALE_SAMPLES.inc(count)
     table.STALE_TRAJECTORIES.inc(seen.stale_trajectories)
-    table.LENGTH_ORDER.set(row[rows.STALENESS_LENGTH_ORDER_CORR])
+    table.LENGTH_ORDER.set(row[row_keys.STALENESS_LENGTH_ORDER_CORR])
     for key, gauge in table.GAUGES.items():
-        absent = rows.TABLE.entries[key].absent
+        absent = row_keys.TABLE.entries[key].absent
         gauge.set(row[key] if absent is None else row.get(key, absent))
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.ledger.replies import Claimed
-from headrace.metrics.rows import PART
+from headrace.metrics import row_keys
+from headrace.metrics.row_keys import PART
 from headrace.row_file import RowFile
 from headrace.telemetry import RolloutTelemetry
 from headrace.v1 import sync_pb2 as pb
@@ -43,12 +44,12 @@ class RunLog:
         metrics. `rollouters`: what they have told of themselves so far."""
         self.flush_round()
         row = {
-            "sync/pause_s": c.pause_s,
-            "sync/transfer_s": c.transfer_s,
-            "sync/commit_s": c.commit_s,
-            "sync/total_s": c.total_s,
-            "sync/interval_s": interval_s,
-            "sync/bytes": nbytes,
+            row_keys.SYNC_PAUSE_S: c.pause_s,
+            row_keys.SYNC_TRANSFER_S: c.transfer_s,
+            row_keys.SYNC_COMMIT_S: c.commit_s,
+            row_keys.SYNC_TOTAL_S: c.total_s,
+            row_keys.SYNC_INTERVAL_S: interval_s,
+            row_keys.SYNC_BYTES: nbytes,
         }
         self._open_round = {
             "version": c.version,
@@ -76,7 +77,7 @@ class RunLog:
             if self._reported == self._shown:
                 return {}
             self._shown = self._reported
-            return {"sync/logprob_max_abs_diff": self._shown[1]}
+            return {row_keys.SYNC_LOGPROB_MAX_ABS_DIFF: self._shown[1]}
 
     def flush_round(self) -> None:
         row, self._open_round = self._open_round, None
@@ -100,13 +101,13 @@ def staleness_metrics(
     updates = update_gaps(items, step_of_version, optimizer_steps)
     stale = sum(g > 0 for g in gaps)
     return {
-        "staleness/version_gap/mean": sum(gaps) / len(gaps),
-        "staleness/version_gap/max": max(gaps),
-        "staleness/version_gap/hist": {str(k): v for k, v in sorted(Counter(gaps).items())},
-        "staleness/update_gap/mean": sum(updates) / len(updates),
-        "staleness/update_gap/max": max(updates),
-        "staleness/stale_sample_ratio": stale / len(gaps),
-        "staleness/length_order_corr": rank_correlation([i.tokens for i in items]),
+        row_keys.STALENESS_VERSION_GAP_MEAN: sum(gaps) / len(gaps),
+        row_keys.STALENESS_VERSION_GAP_MAX: max(gaps),
+        row_keys.STALENESS_VERSION_GAP_HIST: {str(k): v for k, v in sorted(Counter(gaps).items())},
+        row_keys.STALENESS_UPDATE_GAP_MEAN: sum(updates) / len(updates),
+        row_keys.STALENESS_UPDATE_GAP_MAX: max(updates),
+        row_keys.STALENESS_STALE_SAMPLE_RATIO: stale / len(gaps),
+        row_keys.STALENESS_LENGTH_ORDER_CORR: rank_correlation([i.tokens for i in items]),
     }
 
 
@@ -169,7 +170,7 @@ def environment_metrics(turns: Sequence[int], counted: Sequence[Mapping[str, flo
 
     Of the counts too the first `MOST_PARTS` are kept.
     """
-    out = {"env/turns/mean": sum(turns) / len(turns), "env/turns/max": float(max(turns))}
+    out = {row_keys.ENV_TURNS_MEAN: sum(turns) / len(turns), row_keys.ENV_TURNS_MAX: float(max(turns))}
     for name in sorted({name for counts in counted for name in counts})[:MOST_PARTS]:
         found = [counts[name] for counts in counted if name in counts]
         out[f"env/{name}/mean"] = sum(found) / len(found)

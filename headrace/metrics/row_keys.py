@@ -1,9 +1,9 @@
 """The keys of `metrics.jsonl`: one entry each, from which everything follows.
 
-Each is a constant, its name in capitals with `_` for `/`. Whoever writes or reads a row says `rows.ACTOR_LR`,
-so that a misspelt name fails in mypy. The entry has the line of docs/metrics.md, the trainer's gauge, the
-chart of `headrace report` and the panel of the dashboard. Rows of real runs are checked against the table
-(`problems`).
+Each is a constant, its name in capitals with `_` for `/`. Whoever writes or reads a row says
+`row_keys.ACTOR_ENTROPY`, so that a misspelt name fails in mypy. The entry has the line of docs/metrics.md,
+the trainer's gauge, the chart of `headrace report` and the panel of the dashboard. Rows of real runs are
+checked against the table (`problems`).
 """
 
 from __future__ import annotations
