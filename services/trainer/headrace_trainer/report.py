@@ -12,6 +12,7 @@ from headrace.config import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.metrics import row_keys
 from headrace.sample_dump import SampleDump
 from headrace.trace import recorder
 from headrace.v1 import sync_pb2 as pb
@@ -92,7 +93,7 @@ class StepReport:
     def waited_for_generation(self) -> None:
         """The round that has just committed let running work finish first: that part of `param_sync` is the
         wait for the batch that generated meanwhile."""
-        pause_ns = round(self._sync.get("sync/pause_s", 0.0) * 1e9)
+        pause_ns = round(self._sync.get(row_keys.SYNC_PAUSE_S, 0.0) * 1e9)
         moved = self._clock.move("param_sync", "wait_prev_gen", pause_ns)
         self._trace.instant("waited for generation", seconds=seconds(moved))
 

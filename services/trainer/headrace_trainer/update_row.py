@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.config import RunConfig
 from headrace.ledger.replies import Claimed, Stats
+from headrace.metrics import row_keys
 from headrace_trainer.learner import Learned
 from headrace_trainer.progress import Progress
 from headrace_trainer.run_log import environment_metrics, spread, staleness_metrics
@@ -70,65 +71,65 @@ def update_row(
         "lineage": p.lineage,
         "wall_s": u.wall_s,
         "trained_tokens": p.tokens,
-        "trainer/idle_ratio": u.wait_s / u.step_s,
-        "fully_async/count/stale_samples_processed": p.stale_samples,
-        "fully_async/count/stale_trajectory_processed": p.stale_trajectories,
-        "fully_async/count/total_generated_samples": stats.finished,
-        "fully_async/count/dropped_stale_samples": stats.restarted,
-        "fully_async/count/current_param_version": stats.version,
-        "fully_async/partial/total_partial_num": closed.partial,
-        "fully_async/partial/partial_ratio": closed.ratio,
-        "fully_async/partial/max_partial_span": closed.largest_span,
+        row_keys.TRAINER_IDLE_RATIO: u.wait_s / u.step_s,
+        row_keys.FULLY_ASYNC_COUNT_STALE_SAMPLES_PROCESSED: p.stale_samples,
+        row_keys.FULLY_ASYNC_COUNT_STALE_TRAJECTORY_PROCESSED: p.stale_trajectories,
+        row_keys.FULLY_ASYNC_COUNT_TOTAL_GENERATED_SAMPLES: stats.finished,
+        row_keys.FULLY_ASYNC_COUNT_DROPPED_STALE_SAMPLES: stats.restarted,
+        row_keys.FULLY_ASYNC_COUNT_CURRENT_PARAM_VERSION: stats.version,
+        row_keys.FULLY_ASYNC_PARTIAL_TOTAL_PARTIAL_NUM: closed.partial,
+        row_keys.FULLY_ASYNC_PARTIAL_PARTIAL_RATIO: closed.ratio,
+        row_keys.FULLY_ASYNC_PARTIAL_MAX_PARTIAL_SPAN: closed.largest_span,
         **staleness_metrics(u.items, u.window, p.step_of_version, u.steps_before(p)),
-        "queue/depth": stats.counts["queued"],
-        "queue/in_flight": stats.counts["in_flight"],
-        "queue/message_latency_s": sum(u.latencies_s) / samples,
-        "queue/oldest_age_s": stats.oldest_queued_age_s,
-        "queue/dead": stats.counts["dead"],
-        "queue/dropped": stats.counts["dropped"],
-        "queue/requeued": sum(stats.requeued.values()),
-        "queue/kept": sum(stats.kept.values()),
-        "perf/samples_per_s": samples / u.step_s,
-        "perf/tokens_per_s": tokens / u.step_s,
-        "perf/steps_per_hour": 3600.0 / u.step_s,
-        "actor/pg_loss": total.loss / tokens,
-        "actor/pg_clipfrac": total.clipped / tokens,
-        "actor/pg_clipfrac_lower": total.clipped_lower / tokens,
-        "actor/ppo_kl": total.old_kl / tokens,
-        "actor/entropy": total.entropy / tokens,
-        "actor/grad_norm": grad_norms[-1] if grad_norms else 0.0,
-        "actor/skipped_steps": u.skipped,
-        "queue/rejected": u.rejected,
-        "actor/lr": u.lr,
-        "rollout_corr/ess": total.weight**2 / (tokens * total.weight_squared)
+        row_keys.QUEUE_DEPTH: stats.counts["queued"],
+        row_keys.QUEUE_IN_FLIGHT: stats.counts["in_flight"],
+        row_keys.QUEUE_MESSAGE_LATENCY_S: sum(u.latencies_s) / samples,
+        row_keys.QUEUE_OLDEST_AGE_S: stats.oldest_queued_age_s,
+        row_keys.QUEUE_DEAD: stats.counts["dead"],
+        row_keys.QUEUE_DROPPED: stats.counts["dropped"],
+        row_keys.QUEUE_REQUEUED: sum(stats.requeued.values()),
+        row_keys.QUEUE_KEPT: sum(stats.kept.values()),
+        row_keys.PERF_SAMPLES_PER_S: samples / u.step_s,
+        row_keys.PERF_TOKENS_PER_S: tokens / u.step_s,
+        row_keys.PERF_STEPS_PER_HOUR: 3600.0 / u.step_s,
+        row_keys.ACTOR_PG_LOSS: total.loss / tokens,
+        row_keys.ACTOR_PG_CLIPFRAC: total.clipped / tokens,
+        row_keys.ACTOR_PG_CLIPFRAC_LOWER: total.clipped_lower / tokens,
+        row_keys.ACTOR_PPO_KL: total.old_kl / tokens,
+        row_keys.ACTOR_ENTROPY: total.entropy / tokens,
+        row_keys.ACTOR_GRAD_NORM: grad_norms[-1] if grad_norms else 0.0,
+        row_keys.ACTOR_SKIPPED_STEPS: u.skipped,
+        row_keys.QUEUE_REJECTED: u.rejected,
+        row_keys.ACTOR_LR: u.lr,
+        row_keys.ROLLOUT_CORR_ESS: total.weight**2 / (tokens * total.weight_squared)
         if total.weight_squared > 0
         else 1.0,
-        "rollout_corr/kl": total.kl / tokens,
-        "rollout_corr/k3_kl": total.k3 / tokens,
-        "rollout_corr/chi2_token": squared / tokens - 1.0,
-        "rollout_corr/ppl_ratio": math.exp(min(total.kl / tokens, 20.0)),
-        "rollout_corr/masked_fraction": total.masked / tokens,
+        row_keys.ROLLOUT_CORR_KL: total.kl / tokens,
+        row_keys.ROLLOUT_CORR_K3_KL: total.k3 / tokens,
+        row_keys.ROLLOUT_CORR_CHI2_TOKEN: squared / tokens - 1.0,
+        row_keys.ROLLOUT_CORR_PPL_RATIO: math.exp(min(total.kl / tokens, 20.0)),
+        row_keys.ROLLOUT_CORR_MASKED_FRACTION: total.masked / tokens,
         **spread(facts.rewards, "reward"),
         **facts.part_means,
-        "response_length/mean": sum(facts.lengths) / len(facts.lengths),
-        "response_length/max": max(facts.lengths),
-        "response_length/clip_ratio": facts.cut / len(facts.lengths),
-        "group/zero_std_ratio": facts.zero_spread / samples,
-        "timing_s/step": u.step_s,
-        "timing_s/reward": facts.reward_s / samples,
+        row_keys.RESPONSE_LENGTH_MEAN: sum(facts.lengths) / len(facts.lengths),
+        row_keys.RESPONSE_LENGTH_MAX: max(facts.lengths),
+        row_keys.RESPONSE_LENGTH_CLIP_RATIO: facts.cut / len(facts.lengths),
+        row_keys.GROUP_ZERO_STD_RATIO: facts.zero_spread / samples,
+        row_keys.TIMING_S_STEP: u.step_s,
+        row_keys.TIMING_S_REWARD: facts.reward_s / samples,
         **{f"timing_s/{name}": spent for name, spent in u.phases.items()},
         **u.learned.metrics,
     }
     if config.algorithm.rollout_correction.rollout_is is not None:
-        row["rollout_corr/clipped_fraction"] = total.truncated / tokens
+        row[row_keys.ROLLOUT_CORR_CLIPPED_FRACTION] = total.truncated / tokens
     if peak := config.trainer.peak_flops:
         # Forward and backward, two operations per parameter and token in the one, four in the other;
         # attention's own are left out (Chowdhery et al. 2022, appendix B).
         work = 6.0 * parameters * facts.tokens
-        row["perf/mfu"] = work / (u.step_s * peak * config.world_size)
+        row[row_keys.PERF_MFU] = work / (u.step_s * peak * config.world_size)
     if config.actor.use_kl_loss:
-        row["actor/kl_loss"] = total.reference_kl / tokens
-        row["actor/kl_coef"] = config.actor.kl_loss_coef
+        row[row_keys.ACTOR_KL_LOSS] = total.reference_kl / tokens
+        row[row_keys.ACTOR_KL_COEF] = config.actor.kl_loss_coef
     if not config.environment.is_single_turn:
         row |= environment_metrics(facts.turns, facts.counted)
     return row
