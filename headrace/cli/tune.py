@@ -23,8 +23,8 @@ from headrace.redis_settings import memory_limit, server_settings
 EXIT_USAGE = 2
 
 DESCRIPTION = (
-    "Change async_training.staleness_threshold and async_training.trigger_parameter_sync_step of a run that "
-    "is on. The trainer takes them up with its next snapshot, the gate follows with the commit of that. "
+    f"Change {' and '.join(tuning.GATE)} of a run that is on. The trainer takes them up with its next "
+    "snapshot, the gate follows with the commit of that. "
     "kubernetes.recommendation.* and the other keys that the coordinator alone reads of its cluster may "
     "change, too. The configuration file that the run was started from stays as it is."
 )
