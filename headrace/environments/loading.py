@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
-from types import ModuleType
 
 from headrace.config_env import BUILT_IN, EnvironmentConfig
 from headrace.environments.protocol import Environment
+from headrace.plugins.user_code import UserCodeError, load_user
 
 _METHODS = ("start", "step", "finish")
 
@@ -24,7 +20,10 @@ def load_environment(config: EnvironmentConfig) -> Environment | None:
     if config.is_single_turn:
         return None
     path, name = (config.path, config.name) if config.path is not None else BUILT_IN[config.name]
-    made = getattr(_module(path), name, None)
+    try:
+        made = getattr(load_user(path), name, None)
+    except UserCodeError as error:
+        raise EnvironmentFailed(f"environment.path: {error}") from error
     if not callable(made):
         raise EnvironmentFailed(f"environment.name: {path} has no class or function {name!r}")
     where = f"environment: {path}:{name}"
@@ -39,24 +38,3 @@ def load_environment(config: EnvironmentConfig) -> Environment | None:
                 "brings start and finish, and write step"
             )
     return environment
-
-
-def _module(path: str) -> ModuleType:
-    """A Python file or an importable module."""
-    try:
-        if not path.endswith(".py"):
-            return importlib.import_module(path)
-        file = Path(path).resolve()
-        if not file.exists():
-            raise EnvironmentFailed(f"environment.path: {path} does not exist")
-        spec = importlib.util.spec_from_file_location(f"headrace_environment_{file.stem}", file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-    except EnvironmentFailed:
-        raise
-    except (Exception, SystemExit) as error:  # user code: whatever its import raises is the answer
-        raise EnvironmentFailed(f"environment.path: {path} does not import: {error!r}") from error

@@ -11,17 +11,13 @@ Standard library only, and so what it imports of ours: the processes that run us
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from headrace.encodable import encodable
+from headrace.plugins.user_code import UserCodeError, load_user
 
 RewardFunction = Callable[..., Any]
 
@@ -50,22 +46,9 @@ def load_reward(path: str, name: str, key: str = "custom_reward_function") -> Re
     `key`: the section of the configuration that names it, for the message.
     """
     try:
-        if path.endswith(".py"):
-            file = Path(path).resolve()
-            if not file.exists():
-                raise RewardError(f"{key}.path: {path} does not exist")
-            spec = importlib.util.spec_from_file_location(f"headrace_reward_{file.stem}", file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(path)
-    except RewardError:
-        raise
-    except (Exception, SystemExit) as error:  # user code: whatever its import raises is the answer
-        raise RewardError(f"{key}.path: {path} does not import: {error!r}{_line_in(error, path)}") from error
+        module = load_user(path)
+    except UserCodeError as error:
+        raise RewardError(f"{key}.path: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise RewardError(f"{key}.name: {path} has no function {name!r}")
@@ -77,16 +60,6 @@ def load_reward(path: str, name: str, key: str = "custom_reward_function") -> Re
             f"these names or four by position: {error}"
         ) from error
     return function
-
-
-def _line_in(error: BaseException, path: str) -> str:
-    """Where in the user's file the import failed."""
-    trace, found = error.__traceback__, ""
-    while trace is not None:
-        if os.path.realpath(trace.tb_frame.f_code.co_filename) == os.path.realpath(path):
-            found = f" (line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return found
 
 
 def bind_arguments(

@@ -1,0 +1,1 @@
+"""Code from outside the project: files and modules of the user, and plugins of installed packages."""
