@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headrace.algorithms.checks import estimator_of
+from headrace.algorithms.registries import Estimator
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
 from headrace.config_base import INITIAL, LIVE, RUN, RUN_NOT_IN_LEDGER, Section
 from headrace.config_data import DataConfig
@@ -336,7 +338,15 @@ class RunConfig(Section):
     @property
     def has_greedy_baseline(self) -> bool:
         """Whether every group gets a greedy response beside it."""
-        return self.algorithm.adv_estimator == "remax"
+        return self.estimator.greedy_baseline
+
+    @property
+    def estimator(self) -> Estimator:
+        """Raises ValueError while one of the user's is not imported: `algorithms.checks.load_estimator`."""
+        found = estimator_of(self)
+        if found is None:
+            raise ValueError(f"{self.algorithm.adv_estimator} is not imported yet")
+        return found
 
     @property
     def canary_limit(self) -> float:

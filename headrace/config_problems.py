@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headrace.algorithm_names import (
-    AGGREGATIONS,
-    BEHAVIOUR_LOSSES,
-    BYPASS_LOSSES,
-    CRITIC_ESTIMATORS,
+from headrace.algorithms.checks import estimator_of, loss_of, name_problems
+from headrace.algorithms.registries import (
+    ADVANTAGE_ESTIMATORS,
     KL_PENALTIES,
+    POLICY_LOSSES,
     REJECTION_CRITERIA,
-    algorithm_problems,
+    PolicyLoss,
 )
 from headrace.config_reward import reward_problems
 from headrace.gpu_arithmetic import Sharing
@@ -26,16 +25,7 @@ if TYPE_CHECKING:
 
 def cross_field_problems(c: RunConfig) -> list[str]:
     """What does not fit together, each with the change that mends it."""
-    out: list[str] = []
-    out += algorithm_problems(
-        c.algorithm.adv_estimator,
-        c.actor.policy_loss,
-        c.actor.loss_agg_mode,
-        c.actor.policy_loss_settings,
-        c.rollout.n,
-        bool(c.algorithm.modules),
-    )
-    out += list(_algorithm_problems(c))
+    out = list(algorithm_problems(c))
     out += list(_mode_problems(c))
     out += list(reward_problems(c))
     out += c.environment.problems(c.sync.drain_stall_s)
@@ -142,42 +132,17 @@ def _yaml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _algorithm_problems(c: RunConfig) -> Iterator[str]:
-    """What does not fit together in the algorithm's settings."""
-    correction, recomputed, loss = c.algorithm.rollout_correction, c.recomputes_old, c.actor.policy_loss
-    if correction.rollout_is and not recomputed and loss != "bypass_reinforce":
+def algorithm_problems(c: RunConfig) -> Iterator[str]:
+    """What does not fit together in the algorithm's settings; of algorithms that are not imported yet, what
+    can be told without their needs."""
+    yield from name_problems(c)
+    correction, recomputed = c.algorithm.rollout_correction, c.recomputes_old
+    if (loss := loss_of(c)) is not None:
+        yield from _loss_problems(c, loss)
+    if (estimator := estimator_of(c)) is not None and estimator.sum_pi_squared and not recomputed:
         yield (
-            "algorithm.rollout_correction.rollout_is would weigh the ratio twice, since the engine's "
-            "log-probs are the old ones: unset it, or set async_training.use_rollout_log_probs to false"
-        )
-    if loss == "decoupled_ppo":
-        approximated = c.actor.prox_logp_method != "recompute"
-        if not recomputed and not approximated:
-            yield (
-                "actor.policy_loss = decoupled_ppo needs a proximal policy: set "
-                "async_training.use_rollout_log_probs to false, or actor.prox_logp_method to loglinear"
-            )
-        if recomputed and approximated:
-            yield (
-                f"actor.prox_logp_method = {c.actor.prox_logp_method} needs no recomputed log-probs: set "
-                "async_training.use_rollout_log_probs to true, or actor.prox_logp_method to recompute"
-            )
-        if correction.rollout_is:
-            yield (
-                "decoupled_ppo weighs proximal / behaviour itself: unset "
-                "algorithm.rollout_correction.rollout_is"
-            )
-    elif c.actor.prox_logp_method != "recompute":
-        yield "actor.prox_logp_method is for actor.policy_loss = decoupled_ppo: set that, or leave it out"
-    if c.algorithm.adv_estimator == "optimal_token_baseline" and not recomputed:
-        yield (
-            "optimal_token_baseline needs sums over the vocabulary under the old policy, which only the "
-            "trainer can compute: set async_training.use_rollout_log_probs to false"
-        )
-    if loss in BYPASS_LOSSES and recomputed:
-        yield (
-            f"{loss} takes the engine's log-probs as the old ones: set async_training.use_rollout_log_probs "
-            "to true"
+            f"{c.algorithm.adv_estimator} needs sums over the vocabulary under the old policy, which only "
+            "the trainer can compute: set async_training.use_rollout_log_probs to false"
         )
     if correction.rollout_rs and correction.rollout_rs_threshold is None:
         yield "algorithm.rollout_correction.rollout_rs needs a rollout_rs_threshold"
@@ -185,18 +150,21 @@ def _algorithm_problems(c: RunConfig) -> Iterator[str]:
     yield from _sampling_problems(c)
     yield from _critic_problems(c)
     a = c.algorithm
-    if a.use_kl_in_reward and a.kl_penalty not in KL_PENALTIES:
-        yield f"algorithm.kl_penalty = {a.kl_penalty} is unknown; known: {', '.join(sorted(KL_PENALTIES))}"
-    if c.actor.use_kl_loss and c.actor.kl_loss_type.removesuffix("+") not in KL_PENALTIES:
-        known = ", ".join(sorted(KL_PENALTIES))
+    known = ", ".join(KL_PENALTIES.names())
+    if a.use_kl_in_reward and not KL_PENALTIES.knows(a.kl_penalty):
+        yield f"algorithm.kl_penalty = {a.kl_penalty} is unknown; known: {known}"
+    if c.actor.use_kl_loss and not KL_PENALTIES.knows(c.actor.kl_loss_type.removesuffix("+")):
         yield f"actor.kl_loss_type = {c.actor.kl_loss_type} is unknown; known: {known}, each also with a +"
     if a.gdpo_reward_weights is not None and len(a.gdpo_reward_weights) != len(a.gdpo_reward_keys):
         yield (
             f"algorithm.gdpo_reward_weights has {len(a.gdpo_reward_weights)} numbers for "
             f"{len(a.gdpo_reward_keys)} algorithm.gdpo_reward_keys: give one for each"
         )
-    if a.gdpo_reward_keys and a.adv_estimator != "gdpo":
-        yield "algorithm.gdpo_reward_keys is for algorithm.adv_estimator = gdpo: set that, or leave it out"
+    if a.gdpo_reward_keys and estimator is not None and not estimator.reward_components:
+        names = " or ".join(ADVANTAGE_ESTIMATORS.having(lambda e: e.reward_components))
+        yield (
+            f"algorithm.gdpo_reward_keys is for algorithm.adv_estimator = {names}: set that, or leave it out"
+        )
     if a.gdpo_reward_keys and (
         a.use_kl_in_reward or c.reward.overlong_buffer.enable or a.filter_groups.enable
     ):
@@ -251,7 +219,8 @@ def _sampling_problems(c: RunConfig) -> Iterator[str]:
             f"{what} makes the engine's log-probs those of the kept tokens only, and they are the old ones "
             f"of the ratio: {change}, or async_training.use_rollout_log_probs to false"
         )
-    if c.actor.policy_loss in BEHAVIOUR_LOSSES or c.algorithm.rollout_correction.is_set:
+    loss = loss_of(c)
+    if (loss is not None and loss.behaviour_log_probs) or c.algorithm.rollout_correction.is_set:
         yield (
             f"{what} makes the engine's log-probs those of the kept tokens only, and {c.actor.policy_loss} "
             f"or the rollout correction compares them with the trainer's: {change}"
@@ -259,12 +228,48 @@ def _sampling_problems(c: RunConfig) -> Iterator[str]:
 
 
 def _critic_problems(c: RunConfig) -> Iterator[str]:
-    estimator, enabled = c.algorithm.adv_estimator, c.critic.enable
-    if estimator in CRITIC_ESTIMATORS and not enabled:
-        yield f"algorithm.adv_estimator = {estimator} needs a critic: set critic.enable to true"
-    if enabled and estimator not in CRITIC_ESTIMATORS and not c.algorithm.modules:
-        names = " or ".join(sorted(CRITIC_ESTIMATORS))
-        yield f"critic.enable is set, but {estimator} uses no values: unset it, or take {names}"
-    if enabled and c.critic.loss_agg_mode not in AGGREGATIONS and not c.algorithm.modules:
-        known = ", ".join(sorted(AGGREGATIONS))
-        yield f"critic.loss_agg_mode = {c.critic.loss_agg_mode} is unknown; known: {known}"
+    name, enabled, estimator = c.algorithm.adv_estimator, c.critic.enable, estimator_of(c)
+    if estimator is None:
+        return
+    if estimator.values and not enabled:
+        yield f"algorithm.adv_estimator = {name} needs a critic: set critic.enable to true"
+    if enabled and not estimator.values:
+        names = " or ".join(ADVANTAGE_ESTIMATORS.having(lambda e: e.values))
+        yield (
+            f"critic.enable is set, but {name} uses no values: unset it, take {names}, or register yours "
+            "with values=True"
+        )
+
+
+def _loss_problems(c: RunConfig, loss: PolicyLoss) -> Iterator[str]:
+    """What a policy loss needs and does not get."""
+    correction, recomputed, name = c.algorithm.rollout_correction, c.recomputes_old, c.actor.policy_loss
+    if correction.rollout_is and not recomputed and not loss.rollout_weights:
+        yield (
+            "algorithm.rollout_correction.rollout_is would weigh the ratio twice, since the engine's "
+            "log-probs are the old ones: unset it, or set async_training.use_rollout_log_probs to false"
+        )
+    approximated = c.actor.prox_logp_method != "recompute"
+    if loss.proximal:
+        if not recomputed and not approximated:
+            yield (
+                f"actor.policy_loss = {name} needs a proximal policy: set "
+                "async_training.use_rollout_log_probs to false, or actor.prox_logp_method to loglinear"
+            )
+        if recomputed and approximated:
+            yield (
+                f"actor.prox_logp_method = {c.actor.prox_logp_method} needs no recomputed log-probs: set "
+                "async_training.use_rollout_log_probs to true, or actor.prox_logp_method to recompute"
+            )
+        if correction.rollout_is:
+            yield (
+                f"{name} weighs proximal / behaviour itself: unset algorithm.rollout_correction.rollout_is"
+            )
+    elif approximated:
+        names = " or ".join(POLICY_LOSSES.having(lambda one: one.proximal))
+        yield f"actor.prox_logp_method is for actor.policy_loss = {names}: set that, or leave it out"
+    if loss.corrects_rollout and recomputed:
+        yield (
+            f"{name} takes the engine's log-probs as the old ones: set async_training.use_rollout_log_probs "
+            "to true"
+        )

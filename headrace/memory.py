@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.algorithms.checks import estimator_of
+
 if TYPE_CHECKING:
     from headrace.config import RunConfig
 
@@ -30,7 +32,9 @@ TRACE_BYTES = 16 * 2**20
 
 def largest_sample_bytes(config: RunConfig) -> int:
     """A group whose every response reaches `data.max_response_length`."""
-    group = config.rollout.n + config.has_greedy_baseline
+    estimator = estimator_of(config)
+    # One of the user's cannot be asked where it is not imported: at most it wants a greedy response.
+    group = config.rollout.n + (estimator is None or estimator.greedy_baseline)
     response = config.data.max_response_length * TOKEN_BYTES + _TRAJECTORY_BYTES
     return prompt_bytes(config) + group * response
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args
 
-from headrace.algorithm_names import LOSSES
+from headrace.algorithms.registries import POLICY_LOSSES
 from headrace.config_reading import Tracker
 
 PREFIX = "actor_rollout_ref."
@@ -89,8 +89,9 @@ def _off_is_0(found: Any) -> Any:
 
 
 def _loss(found: Any) -> Any:
-    if not isinstance(found, str) or found not in LOSSES:
-        raise ValueError(f"{found!r} is no loss here; actor.policy_loss has {', '.join(sorted(LOSSES))}")
+    if not isinstance(found, str) or not POLICY_LOSSES.knows(found):
+        known = ", ".join(POLICY_LOSSES.names())
+        raise ValueError(f"{found!r} is no loss here; actor.policy_loss has {known}")
     return "ppo" if found == "vanilla" else found
 
 

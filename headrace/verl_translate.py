@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeGuard
 
+from headrace.algorithms.registries import ADVANTAGE_ESTIMATORS
 from headrace.verl_keys import (
     DIFFERENT_DEFAULTS,
     KEYS,
@@ -171,7 +172,8 @@ def convert(values: Mapping[str, Any]) -> Converted:
             continue
         if name not in out.values:
             out.values[name] = out.defaults[name] = value
-    if out.values["algorithm.adv_estimator"] == "gae" and "critic.enable" not in out.values:
+    estimator = ADVANTAGE_ESTIMATORS.loaded(str(out.values["algorithm.adv_estimator"]))
+    if estimator is not None and estimator.values and "critic.enable" not in out.values:
         out.values["critic.enable"] = True
     return out
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 
 from headrace.algorithms.estimator import (
-    ADVANTAGE_ESTIMATORS,
     AdvantageInput,
     AdvantageOutput,
     per_trajectory,
@@ -54,8 +53,6 @@ def _alone_zero(advantage: torch.Tensor, group_ids: torch.Tensor) -> torch.Tenso
     return zero_outside(advantage, group_stats(advantage, group_ids).size > 1)
 
 
-@ADVANTAGE_ESTIMATORS.register("grpo_vectorized")
-@ADVANTAGE_ESTIMATORS.register("grpo")
 def grpo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """(r - m) / (s + eps), or r - m without `norm_by_std`; r for a group of one.
 
@@ -66,7 +63,6 @@ def grpo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     )
 
 
-@ADVANTAGE_ESTIMATORS.register("grpo_passk")
 def grpo_passk_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """The best trajectory gets (best - second best) / (s + eps), the others 0; a tie at the top gives 0.
 
@@ -85,7 +81,6 @@ def grpo_passk_advantages(batch: AdvantageInput) -> AdvantageOutput:
     return per_trajectory(batch, lead / (stats.std + batch.eps) if batch.norm_by_std else lead)
 
 
-@ADVANTAGE_ESTIMATORS.register("rloo")
 def rloo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """G / (G - 1) * (r - m), the distance to the mean of the others; r for a group of one.
 
@@ -94,13 +89,11 @@ def rloo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     return per_trajectory(batch, leave_one_out(batch.scores(), batch.group_ids))
 
 
-@ADVANTAGE_ESTIMATORS.register("rloo_vectorized")
 def rloo_or_zero_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """As rloo (arXiv 2402.14740), but a group of one gets 0: it has nobody to compare with."""
     return per_trajectory(batch, _alone_zero(leave_one_out(batch.scores(), batch.group_ids), batch.group_ids))
 
 
-@ADVANTAGE_ESTIMATORS.register("pipelinerl")
 def pipelinerl_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """(r - mean of the others) / (s + 1e-4), 0 for a group of one (PipelineRL, arXiv 2509.19128)."""
     scores = batch.scores()
@@ -110,7 +103,6 @@ def pipelinerl_advantages(batch: AdvantageInput) -> AdvantageOutput:
     return per_trajectory(batch, advantage)
 
 
-@ADVANTAGE_ESTIMATORS.register("opo")
 def opo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """r - sum(l * r) / sum(l), l = number of trained tokens; r for a group of one. arXiv 2505.23585."""
     scores = batch.scores()
@@ -121,7 +113,6 @@ def opo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     return per_trajectory(batch, torch.where(stats.size > 1, advantage, scores))
 
 
-@ADVANTAGE_ESTIMATORS.register("gpg")
 def gpg_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """a * (r - m), a = rows of the batch / rows with a non-zero reward; a * r for a group of one.
 
@@ -132,7 +123,6 @@ def gpg_advantages(batch: AdvantageInput) -> AdvantageOutput:
     return per_trajectory(batch, alpha * centred(scores, group_stats(scores, batch.group_ids)))
 
 
-@ADVANTAGE_ESTIMATORS.register("reinforce_plus_plus_baseline")
 def reinforce_plus_plus_baseline_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """r - m (r for a group of one), then whitening over the tokens of the batch. arXiv 2501.03262."""
     scores = batch.scores()
@@ -141,7 +131,6 @@ def reinforce_plus_plus_baseline_advantages(batch: AdvantageInput) -> AdvantageO
     return AdvantageOutput(advantages, advantages)
 
 
-@ADVANTAGE_ESTIMATORS.register("magistral")
 def magistral_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """r - m, then normalised over the trajectories of the batch. arXiv 2506.10910.
 
@@ -159,7 +148,6 @@ def normalised(x: torch.Tensor, unbiased: bool = True) -> torch.Tensor:
     return (x - x.mean()) / x.std(correction=1 if unbiased else 0)
 
 
-@ADVANTAGE_ESTIMATORS.register("gdpo")
 def gdpo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """Each reward component on its own as grpo, weighted sum, then whitening over the tokens.
 

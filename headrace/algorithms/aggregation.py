@@ -7,13 +7,12 @@ averaged over ranks that is the global mean, however the mini-batch was cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from headrace.algorithms.masked import COUNT_EPS, masked_count, masked_sum
-from headrace.algorithms.registry import Registry
+from headrace.algorithms.registries import AGGREGATIONS
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,6 @@ class Denominators:
     """A constant of the run, for seq-mean-token-sum-norm: the longest response. Never the padded width,
     which changes from batch to batch."""
     data_parallel_size: int = 1
-
-
-Aggregation = Callable[[torch.Tensor, torch.Tensor, Denominators], torch.Tensor]
-
-AGGREGATIONS: Registry[Aggregation] = Registry("loss aggregation")
 
 
 def count(mask: torch.Tensor, horizon: float = 1.0) -> Denominators:
@@ -55,25 +49,21 @@ def _share(total: torch.Tensor, denominator: float, size: int) -> torch.Tensor:
     return total * (size / denominator if denominator > 0 else 0.0)
 
 
-@AGGREGATIONS.register("token-mean")
 def token_mean(per_token: torch.Tensor, mask: torch.Tensor, d: Denominators) -> torch.Tensor:
     """Sum / global tokens: every token weighs the same (DAPO, arXiv 2503.14476)."""
     return _share(masked_sum(per_token, mask), d.tokens, d.data_parallel_size)
 
 
-@AGGREGATIONS.register("token-sum")
 def token_sum(per_token: torch.Tensor, mask: torch.Tensor, d: Denominators) -> torch.Tensor:
     """Sum over the tokens of all ranks."""
     return masked_sum(per_token, mask) * d.data_parallel_size
 
 
-@AGGREGATIONS.register("seq-mean-token-sum")
 def seq_mean_token_sum(per_token: torch.Tensor, mask: torch.Tensor, d: Denominators) -> torch.Tensor:
     """Sum / global sequences."""
     return _share(masked_sum(per_token, mask), d.sequences, d.data_parallel_size)
 
 
-@AGGREGATIONS.register("seq-mean-token-sum-norm")
 def seq_mean_token_sum_norm(per_token: torch.Tensor, mask: torch.Tensor, d: Denominators) -> torch.Tensor:
     """Sum / global sequences / a constant horizon (Dr.GRPO, arXiv 2503.20783)."""
     if d.horizon <= 0:
@@ -81,7 +71,6 @@ def seq_mean_token_sum_norm(per_token: torch.Tensor, mask: torch.Tensor, d: Deno
     return seq_mean_token_sum(per_token, mask, d) / d.horizon
 
 
-@AGGREGATIONS.register("seq-mean-token-mean")
 def seq_mean_token_mean(per_token: torch.Tensor, mask: torch.Tensor, d: Denominators) -> torch.Tensor:
     """Mean of each sequence, / global sequences (GRPO, arXiv 2402.03300). No sequence may be cut."""
     means = masked_sum(per_token, mask, -1) / (masked_count(per_token, mask, -1) + COUNT_EPS)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from headrace.algorithms.clipped_losses import ppo
 from headrace.algorithms.masked import zero_outside
-from headrace.algorithms.policy_loss import POLICY_LOSSES, PolicyLossInput, TokenLosses, finish
+from headrace.algorithms.policy_loss import PolicyLossInput, TokenLosses, finish
 from headrace.algorithms.rollout_correction import RolloutCorrection, correct_rollout
 
 
@@ -19,7 +19,6 @@ def _correction(inputs: PolicyLossInput) -> RolloutCorrection:
     )
 
 
-@POLICY_LOSSES.register("bypass_ppo_clip")
 def bypass_ppo_clip(inputs: PolicyLossInput) -> TokenLosses:
     """ppo with current / behaviour as ratio, on the tokens that rejection leaves.
 
@@ -32,7 +31,6 @@ def bypass_ppo_clip(inputs: PolicyLossInput) -> TokenLosses:
     return replace(result, scalars=correction.metrics)
 
 
-@POLICY_LOSSES.register("bypass_reinforce")
 def bypass_reinforce(inputs: PolicyLossInput) -> TokenLosses:
     """-w * A * lp with the correction's weight w (1 without one), on the tokens that rejection leaves."""
     correction = _correction(inputs)

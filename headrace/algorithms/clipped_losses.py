@@ -6,7 +6,6 @@ import torch
 
 from headrace.algorithms.m2po import second_moment_mask
 from headrace.algorithms.policy_loss import (
-    POLICY_LOSSES,
     PolicyLossInput,
     TokenLosses,
     clamped_log_ratio,
@@ -45,14 +44,11 @@ def _clipped(inputs: PolicyLossInput, kept: torch.Tensor | None = None) -> Token
     return finish(inputs, loss, metrics, kept)
 
 
-@POLICY_LOSSES.register("vanilla")
-@POLICY_LOSSES.register("ppo")
 def ppo(inputs: PolicyLossInput) -> TokenLosses:
     """PPO with clip-higher (DAPO, arXiv 2503.14476) and the dual clip; the weight multiplies afterwards."""
     return _clipped(inputs)
 
 
-@POLICY_LOSSES.register("m2po")
 def m2po(inputs: PolicyLossInput) -> TokenLosses:
     """Drop the tokens of the largest squared log-ratio until its mean is small enough, then ppo.
 
@@ -66,7 +62,6 @@ def m2po(inputs: PolicyLossInput) -> TokenLosses:
     )
 
 
-@POLICY_LOSSES.register("sapo")
 def sapo(inputs: PolicyLossInput) -> TokenLosses:
     """-(4 / tau) * sigmoid(tau * (rho - 1)) * A, tau by the sign of A. arXiv 2511.20347."""
     log_ratio = clamped_log_ratio(inputs.log_probs, inputs.old_log_probs)
@@ -76,7 +71,6 @@ def sapo(inputs: PolicyLossInput) -> TokenLosses:
     return finish(inputs, -gate * inputs.advantages, {"kl": -log_ratio})
 
 
-@POLICY_LOSSES.register("prime_rl")
 def prime_rl(inputs: PolicyLossInput) -> TokenLosses:
     """-keep * adv_tau * A * rho + kl_tau * (log rho)^2, rho over the behaviour policy.
 
@@ -98,7 +92,6 @@ def prime_rl(inputs: PolicyLossInput) -> TokenLosses:
     return finish(inputs, s.kl_tau * log_ratio.square() - gain, metrics)
 
 
-@POLICY_LOSSES.register("kl_cov")
 def kl_cov(inputs: PolicyLossInput) -> TokenLosses:
     """-A * rho, plus ppo_kl_coef * |log rho| on the share of tokens with the largest covariance.
 

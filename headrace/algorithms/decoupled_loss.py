@@ -8,7 +8,6 @@ from headrace.algorithms.clipped_losses import clipped_surrogate
 from headrace.algorithms.decoupled import behaviour_weights
 from headrace.algorithms.masked import masked_mean
 from headrace.algorithms.policy_loss import (
-    POLICY_LOSSES,
     PolicyLossInput,
     TokenLosses,
     clamped_log_ratio,
@@ -16,7 +15,6 @@ from headrace.algorithms.policy_loss import (
 )
 
 
-@POLICY_LOSSES.register("decoupled_ppo")
 def decoupled_ppo(inputs: PolicyLossInput) -> TokenLosses:
     """Clipped surrogate of current / proximal, times proximal / behaviour. arXiv 2110.00641, 2505.24298.
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from headrace.algorithms.masked import zero_outside
-from headrace.algorithms.registry import Registry
+from headrace.algorithms.registries import ADVANTAGE_ESTIMATORS, Estimator
+
+__all__ = [
+    "ADVANTAGE_ESTIMATORS", "AdvantageInput", "AdvantageOutput", "Estimator", "estimate", "per_trajectory"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,14 +114,6 @@ class AdvantageOutput:
 
     advantages: torch.Tensor
     returns: torch.Tensor
-
-
-AdvantageEstimator = Callable[[AdvantageInput], AdvantageOutput]
-
-ADVANTAGE_ESTIMATORS: Registry[AdvantageEstimator] = Registry(
-    "advantage estimator",
-    ("headrace.algorithms.advantages", "headrace.algorithms.reward_to_go", "headrace.algorithms.gae"),
-)
 
 
 def per_trajectory(batch: AdvantageInput, advantage: torch.Tensor) -> AdvantageOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, AdvantageOutput
+from headrace.algorithms.estimator import AdvantageInput, AdvantageOutput
 from headrace.algorithms.masked import zero_outside
 from headrace.algorithms.whitening import whiten
 
@@ -43,7 +43,6 @@ def last_value(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return zero_outside(values.gather(1, last)[:, 0], on.any(-1))
 
 
-@ADVANTAGE_ESTIMATORS.register("gae")
 def gae_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """GAE (arXiv 1506.02438), whitened unless `whiten` is false. returns = A + V before whitening."""
     values = batch.require("values", "gae")
@@ -52,7 +51,6 @@ def gae_advantages(batch: AdvantageInput) -> AdvantageOutput:
     return AdvantageOutput(whitened, zero_outside(raw + values, batch.on))
 
 
-@ADVANTAGE_ESTIMATORS.register("tppo")
 def tppo_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """Truncated GAE: A_t = sum_k (gamma * lam)^k * d_{t+k}. arXiv 2506.15050, equation 6.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from headrace.algorithms.policy_loss import (
-    POLICY_LOSSES,
     PolicyLossInput,
     TokenLosses,
     clamped_log_ratio,
@@ -15,13 +14,11 @@ from headrace.algorithms.policy_loss import (
 PROBABILITY_EPS = 1e-8
 
 
-@POLICY_LOSSES.register("gpg")
 def gpg(inputs: PolicyLossInput) -> TokenLosses:
     """-A * lp. arXiv 2504.02546."""
     return finish(inputs, -inputs.advantages * inputs.log_probs)
 
 
-@POLICY_LOSSES.register("cispo")
 def cispo(inputs: PolicyLossInput) -> TokenLosses:
     """-clip(rho, 1 - low, 1 + high) * A * lp, the clipped ratio without gradient. arXiv 2506.13585.
 
@@ -35,7 +32,6 @@ def cispo(inputs: PolicyLossInput) -> TokenLosses:
     return finish(inputs, -weight * inputs.advantages * inputs.log_probs, metrics)
 
 
-@POLICY_LOSSES.register("aipo")
 def aipo(inputs: PolicyLossInput) -> TokenLosses:
     """-min(pi / mu, rho_max) * A * lp, mu the behaviour policy, the weight without gradient.
 
@@ -48,7 +44,6 @@ def aipo(inputs: PolicyLossInput) -> TokenLosses:
     return finish(inputs, -weight * inputs.advantages * inputs.log_probs, metrics)
 
 
-@POLICY_LOSSES.register("dro")
 def dro(inputs: PolicyLossInput) -> TokenLosses:
     """-A * lp + beta / 2 * (lp - old)^2. arXiv 2405.19107."""
     log_ratio = inputs.log_probs - inputs.old_log_probs
@@ -56,7 +51,6 @@ def dro(inputs: PolicyLossInput) -> TokenLosses:
     return finish(inputs, loss, {"kl": -log_ratio})
 
 
-@POLICY_LOSSES.register("dppo_tv")
 def dppo_tv(inputs: PolicyLossInput) -> TokenLosses:
     """-min(rho, cap) * A * lp on the tokens inside the trust region of total variation. arXiv 2602.04879.
 
@@ -66,7 +60,6 @@ def dppo_tv(inputs: PolicyLossInput) -> TokenLosses:
     return _trust_region(inputs, moved, moved.abs())
 
 
-@POLICY_LOSSES.register("dppo_kl")
 def dppo_kl(inputs: PolicyLossInput) -> TokenLosses:
     """As dppo_tv with the KL divergence of the two-way choice "this token or another". arXiv 2602.04879.
 

@@ -20,7 +20,7 @@ from headrace.algorithms.masked import (
     masked_sum,
     zero_outside,
 )
-from headrace.algorithms.registry import Registry
+from headrace.plugins.registry import Registry
 
 LogWeights = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

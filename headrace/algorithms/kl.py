@@ -5,45 +5,33 @@ The estimators k1, k2 and k3 are those of http://joschu.net/blog/kl-approx.html.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from headrace.algorithms.masked import zero_outside
-from headrace.algorithms.registry import Registry
-
-KlPenalty = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-KL_PENALTIES: Registry[KlPenalty] = Registry("KL penalty")
+from headrace.algorithms.registries import KL_PENALTIES
 
 K3_INPUT_LIMIT = 20.0
 K3_OUTPUT_LIMIT = 10.0
 CONTROLLER_LIMIT = 0.2
 
 
-@KL_PENALTIES.register("kl")
-@KL_PENALTIES.register("k1")
 def k1(log_probs: torch.Tensor, ref_log_probs: torch.Tensor) -> torch.Tensor:
     """lp - ref: unbiased value, but a gradient whose expectation is 0."""
     return log_probs - ref_log_probs
 
 
-@KL_PENALTIES.register("abs")
 def absolute(log_probs: torch.Tensor, ref_log_probs: torch.Tensor) -> torch.Tensor:
     """|lp - ref|."""
     return (log_probs - ref_log_probs).abs()
 
 
-@KL_PENALTIES.register("mse")
-@KL_PENALTIES.register("k2")
 def k2(log_probs: torch.Tensor, ref_log_probs: torch.Tensor) -> torch.Tensor:
     """(lp - ref)^2 / 2: biased value, but its gradient is unbiased for that of the KL divergence."""
     return 0.5 * (log_probs - ref_log_probs).square()
 
 
-@KL_PENALTIES.register("low_var_kl")
-@KL_PENALTIES.register("k3")
 def k3(log_probs: torch.Tensor, ref_log_probs: torch.Tensor) -> torch.Tensor:
     """e^d - d - 1 with d = ref - lp: unbiased and never negative. d within +-20, the result within +-10."""
     d = (ref_log_probs - log_probs).clamp(-K3_INPUT_LIMIT, K3_INPUT_LIMIT)

@@ -6,7 +6,7 @@ whole mini-batch, so that the gradient does not depend on how it was cut into mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +14,13 @@ import torch
 from headrace.algorithms.decoupled import BehaviourFilter
 from headrace.algorithms.log_probs import safe_log_ratio
 from headrace.algorithms.masked import zero_outside
-from headrace.algorithms.registry import Registry
+from headrace.algorithms.registries import POLICY_LOSSES, PolicyLoss
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig
+
+__all__ = [
+    "POLICY_LOSSES", "PolicyLoss", "PolicyLossInput", "PolicyLossSettings", "TokenLosses",
+    "clamped_log_ratio", "finish", "policy_loss",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,27 +126,6 @@ class TokenLosses:
     mask: torch.Tensor
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
     scalars: dict[str, torch.Tensor] = field(default_factory=dict)
-
-
-PolicyLossFunction = Callable[[PolicyLossInput], TokenLosses]
-
-POLICY_LOSSES: Registry[PolicyLossFunction] = Registry(
-    "policy loss",
-    (
-        "headrace.algorithms.clipped_losses",
-        "headrace.algorithms.gradient_losses",
-        "headrace.algorithms.sequence_losses",
-        "headrace.algorithms.decoupled_loss",
-        "headrace.algorithms.bypass_losses",
-    ),
-)
-
-SEQUENCE_LOSSES = frozenset({"gspo", "gmpo", "geo_mean", "sapo"})
-
-
-def recommended_aggregation(name: str) -> str:
-    """The aggregation that the loss `name` is defined with."""
-    return "seq-mean-token-mean" if name in SEQUENCE_LOSSES else "token-mean"
 
 
 def policy_loss(name: str, inputs: PolicyLossInput) -> TokenLosses:

@@ -31,7 +31,7 @@ from headrace.algorithms.masked import (
     masked_sum,
     zero_outside,
 )
-from headrace.algorithms.registry import Registry
+from headrace.plugins.registry import Registry
 
 
 @dataclass(frozen=True)

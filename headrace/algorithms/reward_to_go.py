@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, AdvantageOutput
+from headrace.algorithms.estimator import AdvantageInput, AdvantageOutput
 from headrace.algorithms.groups import group_stats, group_sum
 from headrace.algorithms.masked import zero_outside
 from headrace.algorithms.whitening import whiten
@@ -27,14 +27,12 @@ def reward_to_go(rewards: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0) 
     return zero_outside(torch.stack(steps[::-1], dim=1), on)
 
 
-@ADVANTAGE_ESTIMATORS.register("reinforce_plus_plus")
 def reinforce_plus_plus_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """Whitened discounted reward-to-go. arXiv 2501.03262. `returns` are those before whitening."""
     returns = reward_to_go(batch.token_level_rewards, batch.response_mask, batch.gamma)
     return AdvantageOutput(whiten(returns, batch.response_mask), returns)
 
 
-@ADVANTAGE_ESTIMATORS.register("remax")
 def remax_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """Reward-to-go minus the reward of the greedy response (`reward_baselines`). arXiv 2310.10505."""
     returns = reward_to_go(batch.token_level_rewards, batch.response_mask)
@@ -42,7 +40,6 @@ def remax_advantages(batch: AdvantageInput) -> AdvantageOutput:
     return AdvantageOutput(zero_outside(returns - baseline[:, None], batch.on), returns)
 
 
-@ADVANTAGE_ESTIMATORS.register("optimal_token_baseline")
 def optimal_token_baseline_advantages(batch: AdvantageInput) -> AdvantageOutput:
     """R_t - B_t with one baseline per position of a group: B_t = sum(R_t * W_t) / sum(W_t).
 

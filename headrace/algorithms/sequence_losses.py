@@ -6,13 +6,12 @@ import torch
 
 from headrace.algorithms.clipped_losses import clipped_surrogate
 from headrace.algorithms.masked import masked_mean, zero_outside
-from headrace.algorithms.policy_loss import POLICY_LOSSES, PolicyLossInput, TokenLosses, finish
+from headrace.algorithms.policy_loss import PolicyLossInput, TokenLosses, finish
 
 SEQUENCE_LOG_RATIO_LIMIT = 10.0
 WEIGHT_EPS = 1e-10
 
 
-@POLICY_LOSSES.register("gspo")
 def gspo(inputs: PolicyLossInput) -> TokenLosses:
     """Clipped surrogate of exp(mean log rho), the mean over the sequence. arXiv 2507.18071.
 
@@ -28,8 +27,6 @@ def gspo(inputs: PolicyLossInput) -> TokenLosses:
     return finish(inputs, loss, {"clip_fraction": clipped, "kl": -log_ratio})
 
 
-@POLICY_LOSSES.register("geo_mean")
-@POLICY_LOSSES.register("gmpo")
 def gmpo(inputs: PolicyLossInput) -> TokenLosses:
     """-mean(A) * exp(mean of the clipped log rho), both over the sequence. arXiv 2507.20673.
 

@@ -111,6 +111,9 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
             "custom_reward_function": custom,
             "reward": config.reward.model_copy(update={"sources": sources}),
             "environment": environment,
+            "algorithm": config.algorithm.model_copy(
+                update={"modules": [str(_function(module)) for module in config.algorithm.modules]}
+            ),
             "runs_dir": str(Path(config.runs_dir).expanduser().absolute()),
         }
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from headrace import config_load
-from headrace.algorithm_names import ESTIMATORS, LOSSES
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
 from headrace.algorithms.policy_loss import POLICY_LOSSES
-from headrace.algorithms.registry import Registry
 from headrace.config import RunConfig
 from headrace.demo import prepare
 from headrace.metrics.row_keys import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELEMETRY, WEIGHTS, problems
+from headrace.plugins.registry import Registry
 from headrace.runner.assets import resolve
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.single_rank import single_rank
@@ -58,9 +57,9 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def once(names: Iterable[str], registry: Registry[Any]) -> list[str]:
+def once(registry: Registry[Any]) -> list[str]:
     """One name for each function: the others are aliases."""
-    return sorted({registry.get(name): name for name in sorted(names, reverse=True)}.values())
+    return sorted({registry.get(name): name for name in reversed(registry.names())}.values())
 
 
 def merged(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
@@ -75,9 +74,9 @@ def merged(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
 def paired() -> dict[str, dict[str, Any]]:
     """Every estimator and every loss in one run: two at a time where they may go together."""
     base = merged(config_load.load(ROOT / "configs" / "demo.yaml").model_dump(), COMMON)
-    losses = {n: {"actor": {"policy_loss": n}, **NEEDS.get(n, {})} for n in once(LOSSES, POLICY_LOSSES)}
+    losses = {n: {"actor": {"policy_loss": n}, **NEEDS.get(n, {})} for n in once(POLICY_LOSSES)}
     cases = {}
-    for e in once(ESTIMATORS, ADVANTAGE_ESTIMATORS):
+    for e in once(ADVANTAGE_ESTIMATORS):
         name, case = e, merged({"algorithm": {"adv_estimator": e}}, NEEDS.get(e, {}))
         for loss, settings in losses.items():
             both = merged(case, settings)

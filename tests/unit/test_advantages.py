@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.algorithm_names import ESTIMATORS
-from headrace.algorithms.estimator import AdvantageInput, estimate
+from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, estimate
 from headrace.wire import FinishReason, Sample, Segment
 from headrace_trainer.advantages import fill_advantages, with_advantages
 from headrace_trainer.ranks import Ranks
@@ -18,7 +17,7 @@ from headrace_trainer.rows import make_rows
 from tests.unit.learners import NEEDS, config, learn, with_baseline
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("estimator", ADVANTAGE_ESTIMATORS.names())
 def test_estimator(estimator: str, ranks: Ranks, samples: list[Sample], model_dir: str) -> None:
     c = config(algorithm={"adv_estimator": estimator}, **NEEDS.get(estimator, {}))
     learned, moved = learn(c, ranks, with_baseline(samples, 0.5), model_dir)
@@ -48,7 +47,7 @@ def by_hand(samples: list[Sample], values: torch.Tensor, **more: Any) -> Advanta
     )
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("estimator", ADVANTAGE_ESTIMATORS.names())
 def test_the_loop_feeds_each_estimator_what_it_is_defined_on(
     estimator: str, samples: list[Sample], ranks: Ranks
 ) -> None:

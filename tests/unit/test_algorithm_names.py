@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import algorithm_names as names
-from headrace.algorithms.aggregation import AGGREGATIONS
-from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
-from headrace.algorithms.kl import KL_PENALTIES
-from headrace.algorithms.policy_loss import POLICY_LOSSES, PolicyLossSettings
-from headrace.algorithms.rejection import REJECTION_CRITERIA
+from headrace.algorithms import rejection
+from headrace.algorithms.checks import AlgorithmError, load_algorithms, load_estimator
+from headrace.algorithms.policy_loss import PolicyLossSettings
+from headrace.algorithms.registries import (
+    ADVANTAGE_ESTIMATORS,
+    AGGREGATIONS,
+    KL_PENALTIES,
+    LOSS_SETTINGS,
+    POLICY_LOSSES,
+    REJECTION_CRITERIA,
+)
 from headrace.config import RunConfig
+from headrace.memory import largest_sample_bytes
+from headrace.plugins.registry import Registry
+from headrace.runner.algorithm_probe import problems
+from headrace.sample_checks import SampleReader
 
 NOT_NUMBERS = {"clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "sequence_ratio", "behaviour_filter",
                "rollout_correction", "extra"}  # fmt: skip
 
 
-def test_every_registered_name_can_be_configured() -> None:
-    assert set(ADVANTAGE_ESTIMATORS.names()) == set(names.ESTIMATORS)
-    assert set(POLICY_LOSSES.names()) == names.LOSSES
-    assert set(KL_PENALTIES.names()) == names.KL_PENALTIES
-    assert set(REJECTION_CRITERIA.names()) == names.REJECTION_CRITERIA
-    assert set(AGGREGATIONS.names()) == names.AGGREGATIONS
-    assert {f.name for f in fields(PolicyLossSettings)} - NOT_NUMBERS == names.LOSS_SETTINGS
+def test_every_registered_name_can_be_used() -> None:
+    for registry in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES):
+        for name, shipped in registry._shipped.items():
+            assert registry.get(name) == shipped
+            module, _, function = str(shipped.function).partition(":")
+            assert callable(getattr(importlib.import_module(module), function))
+    for registry in (KL_PENALTIES, AGGREGATIONS):
+        assert all(callable(registry.get(name)) for name in registry.names())
+    assert set(rejection.REJECTION_CRITERIA.names()) == REJECTION_CRITERIA
+    assert {f.name for f in fields(PolicyLossSettings)} - NOT_NUMBERS == LOSS_SETTINGS
+
+
+def test_names_and_needs_are_known_without_torch() -> None:
+    """The queue service and the coordinator have none."""
+    told = "import sys, headrace.config, headrace.algorithms.checks; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:
@@ -139,7 +162,102 @@ def test_a_group_of_one_suits_estimators_that_compare_nobody() -> None:
     assert config(algorithm={"adv_estimator": "reinforce_plus_plus"}, rollout={"n": 1}).rollout.n == 1
 
 
-def test_modules_allow_names_of_their_own() -> None:
-    assert config(algorithm={"adv_estimator": "mine", "modules": ["m"]}).algorithm.adv_estimator == "mine"
+OWN = """
+from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, Estimator
+from headrace.algorithms.policy_loss import POLICY_LOSSES
+from headrace.algorithms.registries import AGGREGATIONS
+from headrace.algorithms.aggregation import token_sum
+from headrace.algorithms.reward_to_go import remax_advantages
+from headrace.algorithms.sequence_losses import gspo
+
+ADVANTAGE_ESTIMATORS.register("test_my_remax")(remax_advantages)
+POLICY_LOSSES.register("test_my_gspo")(gspo)
+POLICY_LOSSES.register("test_settings", settings=("test_weight",))(gspo)
+AGGREGATIONS.register("test_my_sum")(token_sum)
+
+@ADVANTAGE_ESTIMATORS.register("test_needs_values", values=True, smallest_group=3)
+def needs_values(batch):
+    raise NotImplementedError
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Names are for the life of the process; none is left behind for other tests."""
+    file = tmp_path_factory.mktemp("own") / "own.py"
+    file.write_text(OWN)
+    registries: list[Registry[Any]] = [ADVANTAGE_ESTIMATORS, POLICY_LOSSES, AGGREGATIONS]
+    with pytest.MonkeyPatch.context() as patch:
+        for registry in registries:
+            patch.setattr(registry, "_entries", dict(registry._entries))
+        yield str(file)
+
+
+def test_names_are_checked_once_the_modules_are_there(own: str) -> None:
+    """Before, a name may be one of theirs; what is known of the shipped ones is checked all the same."""
+    mistyped = config(algorithm={"adv_estimator": "test_my_remx", "modules": [own]})
     with pytest.raises(ValueError, match="needs a critic"):
-        config(algorithm={"adv_estimator": "gae", "modules": ["m"]})
+        config(algorithm={"adv_estimator": "gae", "modules": [own]})
+    with pytest.raises(ValueError, match="did you mean tau_neg"):
+        config(actor={"policy_loss_settings": {"tau_neq": 1.0}}, algorithm={"modules": [own]})
+    assert any("test_my_remx is unknown; did you mean test_my_remax" in p for p in problems(mistyped))
+    with pytest.raises(AlgorithmError, match=rf"did you mean test_my_remax\? \({own} registers no such name"):
+        load_algorithms(mistyped)
+    with pytest.raises(ValueError, match="did you mean test_my_sum"):
+        config(actor={"loss_agg_mode": "test_my_sun"}, algorithm={"modules": [own]})
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"algorithm": {"adv_estimator": "test_needs_values"}}, "needs a critic"),
+        ({"algorithm": {"adv_estimator": "test_needs_values"}, "rollout": {"n": 2}}, "set rollout.n to 3"),
+        (
+            {"algorithm": {"adv_estimator": "test_my_remax"}, "critic": {"enable": True}},
+            "register yours with values=True",
+        ),
+        (
+            {"actor": {"policy_loss": "test_settings", "policy_loss_settings": {"test_wieght": 1.0}}},
+            "did you mean test_weight",
+        ),
+    ],
+)
+def test_what_one_of_the_users_own_needs_is_checked(own: str, sections: dict[str, Any], told: str) -> None:
+    load_algorithms(config(algorithm={"modules": [own]}))
+    sections["algorithm"] = {"modules": [own], **sections.get("algorithm", {})}
+    with pytest.raises(ValueError, match=told):
+        config(**sections)
+
+
+def test_a_shipped_function_under_another_name_keeps_its_needs(own: str) -> None:
+    run = config(
+        algorithm={"adv_estimator": "test_my_remax", "modules": [own]}, actor={"policy_loss": "test_my_gspo"}
+    )
+    load_estimator(run)
+    assert run.has_greedy_baseline
+    assert SampleReader(run, 8)._has_baseline
+    assert POLICY_LOSSES.get("test_my_gspo").aggregation == "seq-mean-token-mean"
+
+
+def test_a_name_that_is_not_imported_yet_counts_as_wanting_a_greedy_response() -> None:
+    one, other = (
+        largest_sample_bytes(config(algorithm={"adv_estimator": name, "modules": ["not_imported"]}))
+        for name in ("unheard_of", "remax")
+    )
+    assert one == other > largest_sample_bytes(config())
+
+
+def test_modules_that_cannot_be_imported_are_a_problem_before_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("\nimport surely_not_installed\n")
+    [problem] = problems(config(algorithm={"modules": [str(file)]}))
+    assert problem.startswith(f"algorithm.modules: {file} does not import: ModuleNotFoundError")
+    assert problem.endswith("(line 2)")
+    file.write_text("import os; os._exit(3)\n")
+    [problem] = problems(config(algorithm={"modules": [str(file)]}))
+    assert "ended the process with code 3" in problem
+
+
+def test_shipped_algorithms_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)
+    assert list(problems(config(algorithm={"adv_estimator": "remax"}))) == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.algorithm_names import AGGREGATIONS, BEHAVIOUR_LOSSES, LOSSES
+from headrace.algorithms.registries import AGGREGATIONS, POLICY_LOSSES
 from headrace.wire import Sample
 from headrace_trainer.advantages import with_advantages
 from headrace_trainer.optimize import learnable
@@ -18,7 +18,7 @@ from tests.unit import test_gradient_equivalence as equivalence
 from tests.unit.learners import NEEDS, config, learn, with_reward
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", POLICY_LOSSES.names())
 def test_losses_that_read_the_behaviour_policy_are_known(
     loss: str, ranks: Ranks, samples: list[Sample]
 ) -> None:
@@ -36,10 +36,10 @@ def test_losses_that_read_the_behaviour_policy_are_known(
             row.trajectory = dataclasses.replace(row.trajectory, log_probs=behaviour.astype("float32"))
         updater.step(rows, UpdateSums())
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    assert torch.equal(*grads) == (loss not in BEHAVIOUR_LOSSES)
+    assert torch.equal(*grads) == (not POLICY_LOSSES.get(loss).behaviour_log_probs)
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", POLICY_LOSSES.names())
 def test_loss(loss: str, ranks: Ranks, samples: list[Sample], model_dir: str) -> None:
     c = config(actor={"policy_loss": loss}, **NEEDS.get(loss, {}))
     learned, moved = learn(c, ranks, samples, model_dir)
@@ -47,7 +47,7 @@ def test_loss(loss: str, ranks: Ranks, samples: list[Sample], model_dir: str) ->
     assert moved > 0
 
 
-@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
+@pytest.mark.parametrize("aggregation", AGGREGATIONS.names())
 def test_aggregation(aggregation: str, ranks: Ranks, samples: list[Sample], model_dir: str) -> None:
     learned, moved = learn(config(actor={"loss_agg_mode": aggregation}), ranks, samples, model_dir)
     assert np.isfinite(learned.sums.vector()).all()
@@ -77,7 +77,8 @@ CUT_DEPENDENT = {"m2po", "kl_cov"}
 
 @pytest.mark.parametrize(
     ("loss", "aggregation"),
-    [(loss, None) for loss in sorted(LOSSES - CUT_DEPENDENT)] + [("ppo", a) for a in sorted(AGGREGATIONS)],
+    [(loss, None) for loss in POLICY_LOSSES.names() if loss not in CUT_DEPENDENT]
+    + [("ppo", a) for a in AGGREGATIONS.names()],
 )
 def test_no_gradient_depends_on_the_cut(
     loss: str, aggregation: str | None, ranks: Ranks, samples: list[Sample]

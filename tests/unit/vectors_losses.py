@@ -13,11 +13,11 @@ from headrace.algorithms.importance_weights import effective_sample_size
 from headrace.algorithms.log_probs import token_log_probs
 from headrace.algorithms.masked import masked_mean
 from headrace.algorithms.policy_loss import (
+    POLICY_LOSSES,
     PolicyLossInput,
     PolicyLossSettings,
     TokenLosses,
     policy_loss,
-    recommended_aggregation,
 )
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig
 from tests.unit.vectors_file import Vectors, compare_correction_metric, gradient, lookup, number
@@ -175,8 +175,8 @@ def policy_losses(v: Vectors, name: str) -> None:
         changes["old_log_probs"] = v.batch("rollout_log_probs")
     if mode == "bypass_mode":
         mode = f"bypass_{config['loss_type']}"
-    if recommended_aggregation(mode) != "token-mean":
-        aggregation = recommended_aggregation(mode)
+    if POLICY_LOSSES.get(mode).aggregation != "token-mean":
+        aggregation = POLICY_LOSSES.get(mode).aggregation
     inputs = loss_input(v, verl_settings(config), **changes)
     losses, loss, grad = leaf_loss(mode, inputs, aggregation)
     mask = v.batch("response_mask")

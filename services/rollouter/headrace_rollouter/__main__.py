@@ -27,6 +27,7 @@ import redis
 import uvicorn
 
 from headrace import disk, environment, logs, telemetry, tls
+from headrace.algorithms.checks import load_estimator
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
@@ -319,6 +320,7 @@ def main() -> None:
     end_when_interrupted(0)
     try:
         config = load(args.config)
+        load_estimator(config)
         bind(config.rollout.cpus, "rollout.cpus")
         code = asyncio.run(Rollouter(config, args).run())
     except Exception as error:  # the last resort of a process

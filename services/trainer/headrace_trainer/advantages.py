@@ -65,23 +65,22 @@ def fill_advantages(
     if a.use_kl_in_reward:
         kl = exchange.tokens(lambda row: _divergence(row, a.kl_penalty))
         token_rewards = penalised_rewards(token_rewards, kl, mask, kl_coef)
-    needs = a.adv_estimator
-    with_otb = needs == "optimal_token_baseline"
+    needs = config.estimator
     weights = tuple(a.gdpo_reward_weights) if a.gdpo_reward_weights is not None else None
     out = estimate(
-        needs,
+        a.adv_estimator,
         AdvantageInput(
             token_level_rewards=token_rewards,
             response_mask=mask,
             group_ids=exchange.groups(),
             lengths=lengths,
             values=exchange.tokens(lambda row: row.values) if config.critic.enable else None,
-            truncated=exchange.column("truncated") > 0 if needs == "tppo" else None,
-            reward_baselines=exchange.column("baseline") if needs == "remax" else None,
+            truncated=exchange.column("truncated") > 0,
+            reward_baselines=exchange.column("baseline") if needs.greedy_baseline else None,
             reward_components=exchange.components(),
             component_weights=weights,
-            old_log_probs=exchange.tokens(lambda row: row.old_log_probs) if with_otb else None,
-            sum_pi_squared=exchange.tokens(lambda row: row.sum_pi_squared) if with_otb else None,
+            old_log_probs=exchange.tokens(lambda row: row.old_log_probs) if needs.sum_pi_squared else None,
+            sum_pi_squared=exchange.tokens(lambda row: row.sum_pi_squared) if needs.sum_pi_squared else None,
             norm_by_std=a.norm_adv_by_std,
             gamma=a.gamma,
             lam=a.lam,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from headrace.algorithms.checks import load_algorithms
 from headrace.algorithms.kl import AdaptiveKl
 from headrace.config import RunConfig
 from headrace.metrics import row_keys
@@ -57,6 +58,7 @@ class Learner:
     """Policy, critic and reference of this rank. Every method is collective."""
 
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        load_algorithms(config)
         self._config = config
         self._ranks = ranks
         self.model = load_policy(config, ranks)

@@ -11,18 +11,17 @@ from typing import Any
 
 import torch
 
-from headrace.algorithm_names import BYPASS_LOSSES, LOSS_SETTINGS
 from headrace.algorithms.aggregation import Denominators, aggregate
 from headrace.algorithms.decoupled import BehaviourFilter, approximate_proximal
 from headrace.algorithms.kl import kl_penalty
 from headrace.algorithms.policy_loss import (
+    POLICY_LOSSES,
     PolicyLossInput,
     PolicyLossSettings,
     TokenLosses,
     policy_loss,
-    recommended_aggregation,
 )
-from headrace.algorithms.registry import load_module
+from headrace.algorithms.registries import LOSS_SETTINGS
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
 from headrace.config import ActorConfig, RunConfig
 from headrace.models.packed_model import pack
@@ -96,10 +95,8 @@ class Updater:
         self._part = part
         self._model = part.model
         self._ranks = ranks
-        for module in config.algorithm.modules:
-            load_module(module)
-        actor = config.actor
-        self._aggregation = actor.loss_agg_mode or recommended_aggregation(actor.policy_loss)
+        actor, loss = config.actor, POLICY_LOSSES.get(config.actor.policy_loss)
+        self._aggregation = actor.loss_agg_mode or loss.aggregation
         c = config.algorithm.rollout_correction
         self._correction = RolloutCorrectionConfig(
             rollout_is=c.rollout_is,
@@ -109,7 +106,7 @@ class Updater:
             rollout_token_veto_threshold=c.rollout_token_veto_threshold,
         )
         self._settings = loss_settings(actor, self._correction)
-        self._corrects = c.is_set and actor.policy_loss not in BYPASS_LOSSES
+        self._corrects = c.is_set and not loss.corrects_rollout
         self._window_start = WindowStart(part.model) if config.recomputes_old else None
 
     def begin_window(self) -> None:
@@ -135,7 +132,7 @@ class Updater:
         """Give every row its log-probs under the weights at the start of the window; all ranks together."""
         if self._window_start is None:
             return
-        squares = self._config.algorithm.adv_estimator == "optimal_token_baseline"
+        squares = self._config.estimator.sum_pi_squared
         rows = [row for mini in mini_batches for row in mini]
         with self._window_start.swapped_in():
             for chosen, batch in self._micro_batches(rows):

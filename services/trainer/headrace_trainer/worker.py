@@ -13,6 +13,7 @@ import torch
 from prometheus_client import REGISTRY, start_http_server
 
 from headrace import environment, logs
+from headrace.algorithms.checks import load_algorithms
 from headrace.checkpoints import CheckpointError
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config_load import ConfigError, load
@@ -71,6 +72,7 @@ def main() -> None:
 def run(args: argparse.Namespace) -> int:
     """The rank's whole life; its exit code when it ends in order."""
     config = load(args.config)
+    load_algorithms(config)
     nccl_version(config.sync.transport)  # a missing NCCL shows before the model loads
     torch.set_num_threads(config.trainer.omp_threads)
     # Ranks wait for each other while rank 0 waits for samples or for a commit.
