@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headrace.algorithms.checks import estimator_of
 from headrace.algorithms.registries import Estimator
+from headrace.comm import TRANSPORTS
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
 from headrace.config_base import INITIAL, LIVE, RUN, RUN_NOT_IN_LEDGER, Section
 from headrace.config_data import DataConfig
 from headrace.config_env import EnvironmentConfig
 from headrace.config_kubernetes import KubernetesConfig
 from headrace.config_problems import cross_field_problems
-from headrace.config_reading import DumpConfig, Tracker
+from headrace.config_reading import DumpConfig
 from headrace.config_reward import CustomRewardConfig, RewardConfig
+from headrace.engines import ENGINES
 from headrace.gpu_arithmetic import Sharing, sharing
 from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
+from headrace.trackers import CONSOLE, known_tracker
 
 
 class ModelConfig(Section):
@@ -68,6 +71,8 @@ class EngineConfig(Section):
 class RolloutConfig(Section):
     """Generation: how much, how many at once, by whom."""
 
+    name: Annotated[str, AfterValidator(ENGINES.checked)] = "vllm"
+    """The inference engine: `vllm`, or one of an installed package."""
     n: Annotated[int, RUN] = Field(8, gt=0)
     """Trajectories per sample: the group."""
     temperature: float = Field(1.0, gt=0)
@@ -155,11 +160,17 @@ class TrainerConfig(Section):
     clock stands still."""
     max_skipped_updates: int = Field(5, gt=0)
     """Local updates in a row of which nothing was finite, after which the run stops with an error."""
-    logger: list[Tracker] = ["console"]
+    logger: list[str] = [CONSOLE]
     """Where the rows of `metrics.jsonl` and the held-out scores go beside the run's own files: `tensorboard`
-    and `wandb` need `.venv/bin/pip install -e '.[logging]'`; `console` is what the runner shows anyway."""
+    and `wandb` need `.venv/bin/pip install -e '.[logging]'`, others a package of theirs; `console` is what
+    the runner shows anyway."""
     project_name: str = "headrace"
     """Project in Weights & Biases; the run's `name` is its name there too."""
+
+    @field_validator("logger")
+    @classmethod
+    def _known_trackers(cls, names: list[str]) -> list[str]:
+        return [known_tracker(name) for name in names]
 
 
 class ValConfig(Section):
@@ -177,8 +188,8 @@ class ValConfig(Section):
 class SyncConfig(Section):
     """Weight transfer. `gloo` works on CPU and, staged through the host, on CUDA; `nccl` needs CUDA."""
 
-    transport: Literal["gloo", "nccl"] = "gloo"
-    """How weights travel."""
+    transport: Annotated[str, AfterValidator(TRANSPORTS.checked)] = "gloo"
+    """How weights travel: `gloo`, `nccl`, or one of an installed package."""
     bucket_bytes: int = Field(64 * 1024 * 1024, ge=1024)
     """Size of one broadcast."""
     pause_timeout_s: float = Field(30.0, gt=0)

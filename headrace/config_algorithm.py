@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from headrace.config_base import RUN, Section
+from headrace.models.optimizers import OPTIMIZERS
 
 
 class OptimConfig(Section):
-    """AdamW."""
+    """The optimizer and its schedule."""
 
+    optimizer: Annotated[str, AfterValidator(OPTIMIZERS.checked)] = "AdamW"
+    """`AdamW`, or one of an installed package."""
     lr: float = Field(1e-6, gt=0)
-    """Learning rate of AdamW after the warm-up."""
+    """Learning rate after the warm-up."""
     lr_warmup_steps: int = Field(0, ge=0)
     """Optimizer steps in which the rate rises linearly."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"

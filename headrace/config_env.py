@@ -7,18 +7,23 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from headrace.config_base import RUN, Section
+from headrace.plugins.registry import Registry
 
 SINGLE_TURN = "single_turn"
-BUILT_IN = {"calculator": ("headrace.environments.calculator", "Calculator")}
-"""Module and class of each environment that comes along, beside `single_turn`, which has none."""
+ENVIRONMENTS: Registry[Any] = Registry(
+    "environment",
+    {"calculator": "headrace.environments.calculator:Calculator"},
+    group="headrace.environments",
+)
+"""Classes or functions that make an environment, beside `single_turn`, which has none."""
 
 
 class EnvironmentConfig(Section):
     """What answers the model between its turns; by default nothing does, and a response is one turn."""
 
     name: Annotated[str, RUN] = SINGLE_TURN
-    """`single_turn`, `calculator`, or, with `path`, the name of a class or function in it that makes an
-    environment."""
+    """`single_turn`, `calculator`, one of an installed package, or, with `path`, the name of a class or
+    function in it that makes an environment."""
     path: Annotated[str | None, RUN] = None
     """A Python file, or an importable module, with an environment of your own."""
     kwargs: Annotated[dict[str, Any], RUN] = {}
@@ -35,10 +40,10 @@ class EnvironmentConfig(Section):
 
     def problems(self, drain_stall_s: float) -> list[str]:
         """What does not fit together, each with the change that mends it. `drain_stall_s`: of the sync."""
-        if self.path is None and self.name != SINGLE_TURN and self.name not in BUILT_IN:
-            known = ", ".join([SINGLE_TURN, *BUILT_IN])
+        if self.path is None and self.name != SINGLE_TURN and not ENVIRONMENTS.knows(self.name):
+            known = ", ".join([SINGLE_TURN, *ENVIRONMENTS.names()])
             return [
-                f"environment.name: {self.name!r} does not come along ({known} do): set environment.path to "
+                f"environment.name: {self.name!r} is not installed ({known} are): set environment.path to "
                 "the file or module that has it"
             ]
         if self.path is not None and self.name == SINGLE_TURN:

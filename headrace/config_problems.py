@@ -14,6 +14,7 @@ from headrace.algorithms.registries import (
     REJECTION_CRITERIA,
     PolicyLoss,
 )
+from headrace.comm import TRANSPORTS
 from headrace.config_reward import reward_problems
 from headrace.gpu_arithmetic import Sharing
 from headrace.memory import too_small
@@ -54,8 +55,8 @@ def cross_field_problems(c: RunConfig) -> list[str]:
             f"rollout.total_rollout_steps = {c.rollout.total_rollout_steps} is less than one update of "
             f"{c.samples_per_update} samples: raise it"
         )
-    if c.sync.transport == "nccl" and c.trainer.device != "cuda":
-        out.append("sync.transport: nccl needs trainer.device: cuda; use gloo on CPU")
+    if _needs_gpus(c) and c.trainer.device != "cuda":
+        out.append(f"sync.transport: {c.sync.transport} needs trainer.device: cuda; use gloo on CPU")
     if c.val.n > 1 and c.val.temperature == 0:
         out.append(
             f"val.n = {c.val.n} greedy responses to a prompt are all the same: set val.temperature above 0, "
@@ -103,10 +104,10 @@ def _mode_problems(c: RunConfig) -> Iterator[str]:
 
 def _sharing_problems(c: RunConfig, shared: Sharing) -> Iterator[str]:
     """Colocated sync on GPUs: trainer and engines are on the same ones."""
-    if c.sync.transport == "nccl":
+    if _needs_gpus(c):
         yield (
-            "mode: colocated_sync puts a trainer's rank and an engine on one GPU, where NCCL takes no two "
-            "ranks: set sync.transport to gloo"
+            f"mode: colocated_sync puts a trainer's rank and an engine on one GPU, where {c.sync.transport} "
+            "takes no two ranks: set sync.transport to gloo"
         )
     if not shared.fits:
         yield (
@@ -121,6 +122,12 @@ def _sharing_problems(c: RunConfig, shared: Sharing) -> Iterator[str]:
             f"mode: colocated_sync has {c.trainer.n_gpus_per_node} GPUs on a node, and "
             f"rollout.engine.tensor_parallel_size = {engine.tensor_parallel_size}: lower it"
         )
+
+
+def _needs_gpus(c: RunConfig) -> bool:
+    """Whether every rank of the weight group needs a GPU of its own, as far as the transport is imported."""
+    transport = TRANSPORTS.loaded(c.sync.transport)
+    return transport is not None and transport.memory == "cuda"
 
 
 def _half(shared: Sharing) -> float:

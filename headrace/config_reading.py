@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from headrace.config_base import Section
-
-Tracker = Literal["console", "tensorboard", "wandb"]
 
 
 class DumpConfig(Section):

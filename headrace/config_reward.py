@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from headrace.config_base import Section
+from headrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from headrace.config import RunConfig
 
 REMOTE_KINDS = ("http", "reward_model")
+OWN_KINDS = ("function", *REMOTE_KINDS)
+"""Kinds that say where a reward of yours is; the others name one that is installed."""
+REWARDS: Registry[Callable[..., Any]] = Registry(
+    "reward",
+    {
+        "reasoning_gym": "headrace.reward.reasoning_gym_score:compute_score",
+        "math_verify": "headrace.reward.math_verify_score:compute_score",
+    },
+    group="headrace.rewards",
+)
+"""Functions as verl's `compute_score`. They run in processes as those of users do: the shipped ones evaluate
+what the model wrote, and an answer like 9**9**9**9 can keep them busy for ever."""
+
+
+def _kind(kind: str) -> str:
+    if kind not in OWN_KINDS and not REWARDS.knows(kind):
+        raise ValueError(f"{REWARDS.unknown(kind)}; your own: {', '.join(OWN_KINDS)}")
+    return kind
 
 
 class CustomRewardConfig(Section):
@@ -30,8 +49,9 @@ class CustomRewardConfig(Section):
 class RewardSource(Section):
     """One of several rewards that are added up."""
 
-    kind: Literal["function", "reasoning_gym", "math_verify", "http", "reward_model"]
-    """A function of yours, a built-in one, an HTTP service, or a reward model behind vLLM's server."""
+    kind: Annotated[str, AfterValidator(_kind)]
+    """`function` (of yours), `http` (a service), `reward_model` (behind vLLM's server), or the name of a
+    function that comes along, `reasoning_gym` or `math_verify`, or with an installed package."""
     weight: float = 1.0
     """The reward is the sum of weight times score over all sources."""
     timeout_s: float = Field(30.0, gt=0)

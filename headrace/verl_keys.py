@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
 from headrace.algorithms.registries import POLICY_LOSSES
-from headrace.config_reading import Tracker
+from headrace.engines import ENGINES
+from headrace.trackers import CONSOLE, TRACKERS
 
 PREFIX = "actor_rollout_ref."
 
@@ -67,9 +68,10 @@ class Partly(ValueError):
 
 def _loggers(found: Any) -> list[str]:
     names = list(found or []) if isinstance(found, list | tuple | NoneType) else [found]
-    kept = [name for name in names if name in get_args(Tracker)]
+    known = [CONSOLE, *TRACKERS.names()]
+    kept = [name for name in names if name in known]
     if len(kept) < len(names):
-        there, unknown = ", ".join(get_args(Tracker)), ", ".join(str(n) for n in names if n not in kept)
+        there, unknown = ", ".join(known), ", ".join(str(n) for n in names if n not in kept)
         raise Partly(f"{unknown} has no counterpart; there are {there}", kept)
     return kept
 
@@ -93,6 +95,12 @@ def _loss(found: Any) -> Any:
         known = ", ".join(POLICY_LOSSES.names())
         raise ValueError(f"{found!r} is no loss here; actor.policy_loss has {known}")
     return "ppo" if found == "vanilla" else found
+
+
+def _engine(found: Any) -> Any:
+    if not isinstance(found, str) or not ENGINES.knows(found):
+        raise ValueError(f"{found!r} is no engine here; set {' or '.join(ENGINES.names())}")
+    return found
 
 
 def _mebibytes(found: Any) -> Any:
@@ -140,7 +148,8 @@ _SAME_NAME = (
     "actor.kl_loss_type", "actor.loss_agg_mode", "actor.entropy_coeff", "actor.optim.lr",
     "actor.optim.weight_decay", "actor.optim.betas", "actor.optim.lr_scheduler_type",
     "critic.optim.lr_scheduler_type", "critic.optim.lr", "critic.optim.weight_decay",
-    "critic.optim.betas", "critic.cliprange_value", "critic.loss_agg_mode", "algorithm.adv_estimator",
+    "critic.optim.betas", "actor.optim.optimizer", "critic.optim.optimizer",
+    "critic.cliprange_value", "critic.loss_agg_mode", "algorithm.adv_estimator",
     "algorithm.gamma", "algorithm.lam", "algorithm.use_kl_in_reward", "algorithm.kl_penalty",
     "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.horizon",
     "algorithm.kl_ctrl.target_kl", "algorithm.filter_groups.enable",
@@ -155,6 +164,7 @@ _SAME_NAME = (
 KEYS: dict[str, Meaning] = {
     **{key: Same(key) for key in _SAME_NAME},
     # -- the same under another name, or with other values
+    "rollout.name": Same("rollout.name", _engine),
     "data.truncation": Same("data.truncation", _truncation, "`left` is `truncate_left`"),
     "data.trust_remote_code": Same("model.trust_remote_code"),
     "model.custom_chat_template": Refused("write the template into a file and name it in data.chat_template"),
@@ -271,7 +281,6 @@ KEYS: dict[str, Meaning] = {
     "model.use_remove_padding": NoEffect("rows are always packed"),
     "model.use_fused_kernels": NoEffect("logits are always made in chunks"),
     "model.lora_rank": NoEffect("all weights are trained", (0,), "set 0: all weights are trained"),
-    "rollout.name": NoEffect("vLLM it is", ("vllm",), "set vllm"),
     "rollout.mode": NoEffect("asynchronous it is", ("async",), "set async"),
     "rollout.calculate_log_probs": NoEffect("always on", (True,), "set true: they travel with each token"),
     "rollout.free_cache_engine": NoEffect("engines keep their memory"),

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from headrace.plugins.registry import Registry
-from headrace.plugins.user_code import load_user
+from headrace.plugins.registry import Registry, imported
 
 if TYPE_CHECKING:
     import torch
@@ -72,10 +71,7 @@ class PolicyLoss:
 
 
 def _called(function: Callable[..., Any] | str, argument: Any) -> Any:
-    if isinstance(function, str):
-        module, _, name = function.partition(":")
-        return getattr(load_user(module), name)(argument)
-    return function(argument)
+    return imported(function)(argument)
 
 
 A = TypeVar("A", Estimator, PolicyLoss)

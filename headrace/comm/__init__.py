@@ -1,4 +1,4 @@
-"""The weight group's communicator: one narrow interface, Gloo and NCCL behind it.
+"""The weight group's communicator: one narrow interface, and the transports behind it by name.
 
 A communicator belongs to one group epoch. It never touches torch's default process group. Every
 call ends within the timeout given at construction or raises; after an error it is only good for
@@ -7,7 +7,11 @@ call ends within the timeout given at construction or raises; after an error it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from headrace.plugins.registry import Registry, imported
 
 if TYPE_CHECKING:
     import torch
@@ -28,17 +32,42 @@ class Communicator(Protocol):
         """Give everything back, aborting what is under way. Never blocks, may be called twice."""
 
 
+@dataclass(frozen=True)
+class Transport:
+    """How weights travel. No torch is needed to make one."""
+
+    communicator: Callable[..., Communicator] | str
+    """Or `module:attribute`. Called with the keywords `store` (torch's, with keys of the group epoch alone),
+    `rank`, `world_size`, `timeout_s`, `store_host` (where the other ranks can be reached) and `device`
+    (where the buffers lie); meets the others within `timeout_s`. Raises CommunicatorError."""
+    memory: Literal["cpu", "cuda"] = "cpu"
+    """Where an engine's buffers lie. `cuda`: every rank has a GPU of its own, the trainer's too."""
+    version: Callable[[], str] | str | None = None
+    """Or `module:attribute`: the version that all members must share. Raises CommunicatorError."""
+
+
+TRANSPORTS: Registry[Transport] = Registry(
+    "transport",
+    {
+        "gloo": Transport("headrace.comm.gloo:GlooCommunicator"),
+        "nccl": Transport(
+            "headrace.comm.nccl:NcclCommunicator",
+            memory="cuda",
+            version="headrace.comm.nccl:loaded_version",
+        ),
+    },
+    group="headrace.transports",
+)
+
+
 def nccl_version(transport: str) -> str:
-    """The version of the NCCL that a communicator of this transport loads here; "" when it loads none.
+    """The version of the library that carries this transport's weights; "" where versions do not matter.
 
     Members of a group must have the same: NCCL refuses others, and says so in its own log alone. Raises
-    CommunicatorError when it cannot be loaded.
+    CommunicatorError when it cannot be loaded, ValueError for an unknown transport.
     """
-    if transport != "nccl":
-        return ""
-    from headrace.comm.nccl import loaded_version
-
-    return loaded_version()
+    version = TRANSPORTS.get(transport).version
+    return str(imported(version)()) if version is not None else ""
 
 
 def connect(
@@ -54,13 +83,12 @@ def connect(
     """Meet the other ranks of `epoch` at the store on host:port. Raises CommunicatorError."""
     from headrace.comm.store import client_store
 
+    try:
+        make: Any = imported(TRANSPORTS.get(transport).communicator)
+    except ValueError as error:
+        raise CommunicatorError(str(error)) from error
     store = client_store(host, port, epoch, timeout_s)
-    if transport == "gloo":
-        from headrace.comm.gloo import GlooCommunicator
-
-        return GlooCommunicator(store, rank, world_size, timeout_s, host, device)
-    if transport == "nccl":
-        from headrace.comm.nccl import NcclCommunicator
-
-        return NcclCommunicator(store, rank, world_size, timeout_s, device)
-    raise CommunicatorError(f"unknown transport {transport!r}; known: gloo, nccl")
+    found: Communicator = make(
+        store=store, rank=rank, world_size=world_size, timeout_s=timeout_s, store_host=host, device=device
+    )
+    return found

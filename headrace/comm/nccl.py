@@ -45,7 +45,13 @@ class NcclCommunicator:
     """One NCCL communicator per group epoch, on a stream of its own."""
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, timeout_s: float, device: torch.device
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        store_host: str,
+        device: torch.device,
     ) -> None:
         nccl = bindings()
         self.rank = rank

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
+from headrace.data import sources
 from headrace.data.problems import InvalidRow, UnreadableFile
 from headrace.data.row_format import COLUMNS, PICTURES, REQUIRED
 
@@ -59,12 +60,11 @@ def expand(entry: str) -> list[str]:
             raise UnreadableFile("no file matches the pattern; correct it")
         return found
     if not path.exists():
-        is_address = "://" in entry
-        raise UnreadableFile(
-            "is an address; download it, and name the file"
-            if is_address
-            else "no such file; correct the path"
-        )
+        if "://" in entry:
+            raise UnreadableFile("is an address; download it, and name the file")
+        name = sources.name_of(path.name)  # an entry that is no source's has become a path by now
+        unknown = f", or {sources.DATA_SOURCES.unknown(name)}" if name is not None else ""
+        raise UnreadableFile(f"no such file; correct the path{unknown}")
     return [str(path)]
 
 

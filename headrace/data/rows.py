@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.data import procedural, row_files
+from headrace.data import row_files, sources
 from headrace.data.problems import (
     MAX_PROBLEMS,
     DataError,
@@ -99,9 +99,9 @@ def read_entries(
 
 def _values(entry: str, fatal: Problems) -> Iterator[tuple[str, int, Any, bool]]:
     """(file, line or row, value or InvalidRow, whether it is a row) of an entry; the rest goes to `fatal`."""
-    if procedural.is_procedural(entry):
+    if sources.is_source(entry):
         try:
-            for number, value in procedural.values(entry):
+            for number, value in sources.values(entry):
                 yield entry, number, value, True
         except UnreadableFile as error:
             fatal.add(Problem(entry, 0, "", str(error)))

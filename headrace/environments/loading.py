@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
-from headrace.config_env import BUILT_IN, EnvironmentConfig
+from headrace.config_env import ENVIRONMENTS, EnvironmentConfig
 from headrace.environments.protocol import Environment
 from headrace.plugins.user_code import UserCodeError, load_user
 
@@ -19,14 +20,8 @@ def load_environment(config: EnvironmentConfig) -> Environment | None:
     """None for `single_turn`, which needs no code. Raises EnvironmentFailed, naming the key to correct."""
     if config.is_single_turn:
         return None
-    path, name = (config.path, config.name) if config.path is not None else BUILT_IN[config.name]
-    try:
-        made = getattr(load_user(path), name, None)
-    except UserCodeError as error:
-        raise EnvironmentFailed(f"environment.path: {error}") from error
-    if not callable(made):
-        raise EnvironmentFailed(f"environment.name: {path} has no class or function {name!r}")
-    where = f"environment: {path}:{name}"
+    made = _found(config)
+    where = f"environment: {config.path or 'name'}:{config.name}"
     try:
         environment = made(**config.kwargs)
     except (Exception, SystemExit) as error:  # user code
@@ -38,3 +33,19 @@ def load_environment(config: EnvironmentConfig) -> Environment | None:
                 "brings start and finish, and write step"
             )
     return environment
+
+
+def _found(config: EnvironmentConfig) -> Any:
+    """The class or function that makes it."""
+    if config.path is None:
+        try:
+            return ENVIRONMENTS.get(config.name)
+        except ValueError as error:
+            raise EnvironmentFailed(f"environment.name: {error}") from error
+    try:
+        made = getattr(load_user(config.path), config.name, None)
+    except UserCodeError as error:
+        raise EnvironmentFailed(f"environment.path: {error}") from error
+    if not callable(made):
+        raise EnvironmentFailed(f"environment.name: {config.path} has no class or function {config.name!r}")
+    return made

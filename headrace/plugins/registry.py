@@ -44,6 +44,7 @@ class Registry(Generic[T]):
         self._modules = tuple(modules)
         self._convert = convert
         self._entries: dict[str, T] = {}
+        self._plugins: dict[str, T] = {}
 
     def register(self, name: str, **facts: Any) -> Callable[[Any], Any]:
         """Decorator that returns what it is given. A name that is taken raises ValueError."""
@@ -59,22 +60,23 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """Raises ValueError for an unknown name, UserCodeError (one too) for a plugin that does not load."""
         self._import_modules()
-        if name not in self._entries:
-            if name in self._shipped:
-                self._entries[name] = self._converted(_object(self._shipped[name]))
-            elif (point := self._entry_points().get(name)) is not None:
-                self._entries[name] = self._plugin(point)
-            else:
+        if name not in self._entries and name in self._shipped:
+            self._entries[name] = self._converted(imported(self._shipped[name]))
+        if name in self._entries:
+            return self._entries[name]
+        if name not in self._plugins:
+            if (point := self._entry_points().get(name)) is None:
                 raise ValueError(self.unknown(name))
-        return self._entries[name]
+            self._plugins[name] = self._plugin(point)
+        return self._plugins[name]
 
     def loaded(self, name: str) -> T | None:
         """What `get` returns where that needs no import: None for an unknown name, and for a plugin or a
         `module:attribute` that was not asked for yet."""
-        found = self._entries.get(name)
-        if found is None and not isinstance(shipped := self._shipped.get(name), str):
+        shipped = self._shipped.get(name)
+        if shipped is not None and not isinstance(shipped, str):
             return shipped
-        return found
+        return self._entries.get(name, self._plugins.get(name))
 
     def having(self, fact: Callable[[T], bool]) -> list[str]:
         """Names of what is loaded and has a property."""
@@ -89,6 +91,12 @@ class Registry(Generic[T]):
         """Whether `get` finds it; nothing of a plugin is imported."""
         self._import_modules()
         return name in self._entries or name in self._shipped or name in self._entry_points()
+
+    def checked(self, name: str) -> str:
+        """`name`, for a field of the configuration. Raises ValueError for an unknown one."""
+        if not self.knows(name):
+            raise ValueError(self.unknown(name))
+        return name
 
     def unknown(self, name: str) -> str:
         known = sorted(self.names(), key=lambda n: (-SequenceMatcher(None, name, n).ratio(), n))
@@ -128,7 +136,7 @@ class Registry(Generic[T]):
     def _plugin(self, point: metadata.EntryPoint) -> T:
         where = f"{self.seam} {point.name!r} ({self.origin(point.name)}, {point.value})"
         try:
-            return self._converted(_object(point.value))
+            return self._converted(imported(point.value))
         except UserCodeError as error:
             raise UserCodeError(f"{where}: {error}") from error
         except (ValueError, TypeError, AttributeError) as error:
@@ -140,8 +148,8 @@ class Registry(Generic[T]):
             importlib.import_module(module)
 
 
-def _object(entry: Any) -> Any:
-    """An object itself, or what `module:attribute` names."""
+def imported(entry: Any) -> Any:
+    """An object itself, or what `module:attribute` names. Raises UserCodeError or AttributeError."""
     if not isinstance(entry, str):
         return entry
     module, _, attribute = entry.partition(":")

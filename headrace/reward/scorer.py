@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.config_reward import REWARDS
 from headrace.reward.function import RewardError
 from headrace.reward.source import Judged, Response, Source
 
@@ -100,14 +101,6 @@ def build_scorer(config: RunConfig) -> Scorer:
     return Scorer({name: Weighted(found[name], s.weight) for name, s in reward.sources.items()})
 
 
-BUILT_IN = {
-    "reasoning_gym": "headrace.reward.reasoning_gym_score",
-    "math_verify": "headrace.reward.math_verify_score",
-}
-"""Kind -> module with its `compute_score`. They run in processes as well: both evaluate what the model wrote,
-and an answer like 9**9**9**9 can keep them busy for ever."""
-
-
 def _source(key: str, s: RewardSource, limits: tuple[int, int]) -> Source:
     from headrace.reward.pool import FunctionPool
 
@@ -124,4 +117,5 @@ def _source(key: str, s: RewardSource, limits: tuple[int, int]) -> Source:
     if s.kind == "function":
         assert s.path is not None  # config_reward refuses it
         return FunctionPool(s.path, s.name, key, s.timeout_s, *limits)
-    return FunctionPool(BUILT_IN[s.kind], "compute_score", key, s.timeout_s, *limits)
+    module, _, name = str(REWARDS.reference(s.kind)).partition(":")
+    return FunctionPool(module, name, key, s.timeout_s, *limits)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace import demo
 from headrace.config import RunConfig
-from headrace.data.procedural import is_procedural
+from headrace.data.sources import is_source
 from headrace.runner import reward_probe
 
 DEMO_CACHE = Path(".cache/demo")
@@ -69,7 +69,7 @@ def resolve(config: RunConfig) -> RunConfig:
 def _is_name(value: str) -> bool:
     """Whether it names something that is no file."""
     is_address = "://" in value  # whoever reads it says that it is none; a path would lose a slash
-    return demo.is_demo_uri(value) or is_procedural(value) or is_address
+    return demo.is_demo_uri(value) or is_source(value) or is_address
 
 
 def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:

@@ -19,7 +19,7 @@ from headrace.data.rows import DataError, Row
 from headrace.data.tokenizer import template_problem
 from headrace.model_files import eos_token_ids, unsupported
 from headrace.redis_connect import VOLATILE, connect
-from headrace.runner import algorithm_probe, environment_probe, reward_probe, trackers
+from headrace.runner import environment_probe, plugin_probe, reward_probe, trackers
 from headrace.runner.data_progress import print_progress
 from headrace.valkey_server import ValkeyError, server_binary
 
@@ -44,7 +44,7 @@ def examine(config: RunConfig) -> Findings:
         *_model(config),
         *reward_probe.problems(config),
         *environment_probe.problems(config),
-        *algorithm_probe.problems(config),
+        *plugin_probe.problems(config),
         *_redis(config),
         *_ports(config),
         *_cores(config),

@@ -26,7 +26,7 @@ from headrace.algorithms.registries import (
 from headrace.config import RunConfig
 from headrace.memory import largest_sample_bytes
 from headrace.plugins.registry import Registry
-from headrace.runner.algorithm_probe import problems
+from headrace.runner.plugin_probe import problems
 from headrace.sample_checks import SampleReader
 
 NOT_NUMBERS = {"clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "sequence_ratio", "behaviour_filter",

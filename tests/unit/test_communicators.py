@@ -161,7 +161,7 @@ def test_nccl_without_its_bindings_says_what_to_install(monkeypatch: pytest.Monk
 
 def test_an_unknown_transport_is_refused() -> None:
     store = serve_store("127.0.0.1")
-    with pytest.raises(CommunicatorError, match="known: gloo, nccl"):
+    with pytest.raises(CommunicatorError, match=r"unknown transport .* gloo"):
         connect("ucx", "127.0.0.1", store.port, 1, 0, 1, 5.0, CPU)
 
 

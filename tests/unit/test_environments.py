@@ -83,7 +83,7 @@ def test_the_calculator_passes_the_preflight() -> None:
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ({"name": "calculater"}, "'calculater' does not come along \\(single_turn, calculator do\\)"),
+        ({"name": "calculater"}, "'calculater' is not installed \\(single_turn, calculator are\\)"),
         ({"name": "single_turn", "kwargs": {"a": 1}}, "environment.kwargs are for an environment"),
         ({"step_timeout_s": 60}, "step_timeout_s = 60 is not below sync.drain_stall_s = 60"),
         ({"max_turns": 0}, "max_turns"),

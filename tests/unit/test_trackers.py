@@ -14,6 +14,7 @@ import pytest
 
 from headrace.config import RunConfig
 from headrace.runner import preflight, trackers
+from headrace.trackers import TRACKERS, Tracker
 from headrace_trainer import trackers as feeding
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import StepReport
@@ -177,26 +178,17 @@ def stand_in(directory: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Non
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")]))
 
 
-class Broken:
+class Broken(Tracker):
     """A tracker that fails, or never finishes."""
-
-    takes_back = False
-
-    def __init__(self, *_: Any) -> None:
-        pass
 
     def log(self, step: int, values: Any) -> None:
         raise ConnectionError("nobody there")
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(feeding.SINKS, "wandb", Broken)
+    monkeypatch.setitem(TRACKERS._entries, "wandb", Broken)
     config = configured("wandb", "tensorboard")
     done = threading.Event()
     ended = threading.Thread(target=follow, args=(config, tmp_path, 0, 0, done))
@@ -239,7 +231,7 @@ def test_one_that_dies_is_said_once(
 def test_what_is_missing_is_said_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured("wandb", "tensorboard")
     assert list(trackers.problems(config)) == []
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     found = preflight.examine(config).problems
     assert sum("pip install -e '.[logging]'" in problem for problem in found) == 2
     config.trainer.project_name = "a/b"

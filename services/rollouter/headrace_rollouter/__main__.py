@@ -33,6 +33,7 @@ from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.cores import bind
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_SOFTWARE, EX_UNAVAILABLE, say_why
+from headrace.engines import ENGINES
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LedgerWentBack, LoginRefused, SyncLedger
@@ -109,12 +110,19 @@ class Rollouter:
         reader = SampleReader(config, vocabulary)
         turns = environment_turns(config, stop_ids, vocabulary)
         began = time.monotonic()
-        self.engine = await Engine.start(config, stop_ids)
-        log.info("engine loaded", extra={"seconds": round(time.monotonic() - began, 1)})
+        self.engine = await start_engine(config, stop_ids)
+        log.info(
+            "engine loaded",
+            extra={
+                "seconds": round(time.monotonic() - began, 1),
+                "engine": config.rollout.name,
+                "package": ENGINES.origin(config.rollout.name),
+            },
+        )
         # What has been imported stays: without this each full collection walks all of it.
         gc.collect()
         gc.freeze()
-        _write_engine_file()
+        _write_engine_file(config.rollout.name)
         trace = self.engine.trace = recorder(config, f"rollouter-{self.args.replica}")
         self.worker = Worker(
             config, ledger, self.engine, scorer, decode, self.incarnation, reader, trace, turns
@@ -296,16 +304,26 @@ def _decoder(config: RunConfig, stop_ids: list[int]) -> Any:
     return decode
 
 
-def _write_engine_file() -> None:
-    """Name and version as the engine itself reports them, for the run's summary."""
+async def start_engine(config: RunConfig, stop_ids: list[int]) -> Engine:
+    """The engine of `rollout.name`. Raises ValueError when its package does not import."""
+    chosen: type[Engine] = ENGINES.get(config.rollout.name)
+    return await chosen.start(config, stop_ids)
+
+
+def _write_engine_file(name: str) -> None:
+    """Name and version of the engine, for the run's summary: vLLM's own, or the package that brings it."""
     directory = os.environ.get("HEADRACE_RUN_DIR")
     if directory:
-        import vllm
+        package, _, version = ENGINES.origin(name).partition(" ")
+        facts = {"name": name, "version": version, "package": package}
+        if name == "vllm":
+            import vllm
 
+            facts = {"name": name, "version": vllm.__version__}
         file = Path(directory) / "engine.json"
         fresh = file.with_suffix(f".{os.getpid()}.tmp")
         with disk.writing(file):
-            fresh.write_text(json.dumps({"name": "vllm", "version": vllm.__version__}))
+            fresh.write_text(json.dumps(facts))
             fresh.replace(file)
 
 

@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from headrace.comm import Communicator, connect
+from headrace.comm import TRANSPORTS, Communicator, connect
 from headrace.weights.layout import Unit, unpack
 
 
@@ -65,7 +65,7 @@ class HeadraceTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             init_info.rank_offset + self.parallel_config.rank,
             init_info.world_size,
             init_info.timeout_s,
-            self.device if init_info.transport == "nccl" else torch.device("cpu"),
+            self.device if TRANSPORTS.get(init_info.transport).memory == "cuda" else torch.device("cpu"),
         )
 
     def start_weight_update(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.config_algorithm import OptimConfig
+from headrace.models.optimizers import OPTIMIZERS
 
 
 @dataclass
@@ -56,10 +57,8 @@ class Learnable:
 
 
 def learnable(model: torch.nn.Module, o: OptimConfig, total_steps: int) -> Learnable:
-    """`model` under AdamW with a warm-up and a schedule over `total_steps` optimizer steps."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay, fused=True
-    )
+    """`model` under its optimizer, with a warm-up and a schedule over `total_steps` optimizer steps."""
+    optimizer = OPTIMIZERS.get(o.optimizer)(model.parameters(), o)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(o, step, total_steps))
     return Learnable(model, optimizer, schedule)
 

@@ -1,11 +1,11 @@
-"""TensorBoard and Weights & Biases, fed from the run's own files by a process of its own.
+"""The trackers (`headrace.trackers`), fed from the run's own files by a process of its own.
 
 The trainer's rank 0 starts it (`Tracking`), hands it the configuration on its standard input, and tells it
 to finish by closing that; whatever it does, hangs or dies of, the trainer goes on. It follows `metrics.jsonl`
 and `eval.jsonl`. The guarantees:
 
-- A step has one point. TensorBoard's points of steps that a resume took back are purged; in Weights & Biases,
-  which cannot take back, a step keeps its first point.
+- A step has one point. A tracker that takes back purges points of steps that a resume took back; in another
+  a step keeps its first point.
 - A killed process leaves nothing out: each tracker's directory says what it has got, and the next start goes
   on there.
 - It ends within `FINISH_S` of the trainer.
@@ -21,7 +21,6 @@ import json
 import logging
 import math
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headrace import logs
 from headrace.config import RunConfig
@@ -37,6 +36,7 @@ from headrace.environment import without_secrets
 from headrace.metrics.sync_and_eval import score_names
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import MetricsTail, read_json, read_rows, write_json
+from headrace.trackers import TRACKERS, wanted
 
 log = logging.getLogger("headrace.trainer.trackers")
 
@@ -101,87 +101,7 @@ class Tracking:
             )
 
 
-def wanted(config: RunConfig) -> list[str]:
-    return [name for name in dict.fromkeys(config.trainer.logger) if name in SINKS]
-
-
 # -- the process ------------------------------------------------------------------------------------------
-
-
-class Sink(Protocol):
-    """One tracker. `log` may raise anything."""
-
-    takes_back: bool
-    """Whether points of steps that were taken back are purged."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class TensorBoard:
-    """An event file for each start under `tensorboard/`, without TensorFlow or torch."""
-
-    takes_back = True
-
-    def __init__(self, config: RunConfig, directory: Path, state: Mapping[str, Any], after: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
-
-        self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(directory))
-        # Readers drop what other files of the directory hold from this step on.
-        start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=time.time(), step=after + 1, session_log=start))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        entries = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
-        self._writer.add_event(
-            self._event(wall_time=time.time(), step=step, summary=self._summary(value=entries))
-        )
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class Wandb:
-    """One run in Weights & Biases over all starts; WANDB_MODE=offline keeps it under `wandb/`."""
-
-    takes_back = False
-
-    def __init__(self, config: RunConfig, directory: Path, state: dict[str, Any], after: int) -> None:
-        import wandb
-
-        state.setdefault("id", secrets.token_hex(6))
-        self._run = wandb.init(
-            project=config.trainer.project_name,
-            name=config.name,
-            id=state["id"],
-            resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
-            dir=str(directory.parent),
-            config=config.to_plain(),
-            settings=wandb.Settings(
-                console="off", disable_git=True, disable_code=True, init_timeout=60.0, silent=True
-            ),
-        )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-SINKS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 class Feed:
@@ -193,9 +113,10 @@ class Feed:
         directory.mkdir(parents=True, exist_ok=True)
         self._file = directory / _STATE
         self._state: dict[str, Any] = {"step": 0, "scores": [], **(read_json(self._file) or {})}
-        if SINKS[name].takes_back:
+        kind = TRACKERS.get(name)
+        if kind.takes_back:
             self._state["step"] = min(self._state["step"], from_step)
-        self._sink: Sink = SINKS[name](config, directory, self._state, self._state["step"])
+        self._tracker = kind(config, directory, self._state, self._state["step"])
         self._save()
 
     def give(self, rows: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]]) -> None:
@@ -204,23 +125,23 @@ class Feed:
         for row in rows:
             step = row.get("step")
             if isinstance(step, int) and step > self._state["step"]:
-                self._sink.log(step, numbers(row))
+                self._tracker.log(step, numbers(row))
                 self._state["step"] = step
         known = {tuple(score) for score in self._state["scores"]}
         for score in scores:
             key = (score["version"], score["data_source"])
             if key not in known:
-                self._sink.log(self._state["step"], score_values(score))
+                self._tracker.log(self._state["step"], score_values(score))
                 self._state["scores"] = [*self._state["scores"], list(key)]
         if self._state != before:
-            self._sink.flush()
+            self._tracker.flush()
             self._save()
 
     def _save(self) -> None:
         write_json(self._file, self._state)
 
     def close(self) -> None:
-        self._sink.close()
+        self._tracker.close()
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -296,7 +217,7 @@ def _gave_up(name: str, error: Exception) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Feeds TensorBoard and Weights & Biases; started by rank 0.")
+    parser = argparse.ArgumentParser(description="Feeds the run's trackers; started by rank 0.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--from-step", type=int, required=True)
     parser.add_argument("--offset", type=int, required=True, help="bytes of earlier starts' rows")
