@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 UPDATES = 28
 LIMIT_S = 180.0
+PLUGINS = (
+    "rollout.name=timed",
+    "sync.transport=store",
+    "algorithm.adv_estimator=above_greedy",
+    "actor.optim.optimizer=sgd",
+    "trainer.logger=[console,csv]",
+)
+"""Of an installed package (docs/extending.md): what they replace is part of every other run."""
 
 
 def test_from_none_to_one_to_two_and_back(tmp_path: Path) -> None:
@@ -27,12 +36,14 @@ def test_from_none_to_one_to_two_and_back(tmp_path: Path) -> None:
         "trainer.save_freq=0",
         "trainer.n_gpus_per_node=1",
         f"custom_reward_function.path={ROOT}/tests/chaos/reward.py",
+        *PLUGINS,
     )
     where = str(run.directory)
     assert run.command("scale", where, "rollouter=1").returncode == 2, "it is not on yet"
     slow = tmp_path / reward.SLOW  # so that the run is not over before an engine has loaded
     slow.touch()
-    process = run.start(env={"HEADRACE_CHAOS_DIR": str(tmp_path)})
+    plugins = os.pathsep.join([f"{ROOT}/tests/plugins", os.environ.get("PYTHONPATH", "")])
+    process = run.start(env={"HEADRACE_CHAOS_DIR": str(tmp_path), "PYTHONPATH": plugins})
     wait_for(
         "the trainer to wait", lambda: run.log("trainer").count("no rollouter takes part"), process, LIMIT_S
     )

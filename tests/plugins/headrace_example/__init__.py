@@ -1,0 +1,1 @@
+"""One plugin of every kind; docs/extending.md shows these files."""
