@@ -24,7 +24,9 @@ PLUGINS = (
 """Of an installed package (docs/extending.md): what they replace is part of every other run."""
 
 
-def test_from_none_to_one_to_two_and_back(tmp_path: Path) -> None:
+def test_from_none_to_one_to_two_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = os.pathsep.join([f"{ROOT}/tests/plugins", os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", plugins)
     run = make_run(
         tmp_path,
         "scaled",
@@ -42,8 +44,7 @@ def test_from_none_to_one_to_two_and_back(tmp_path: Path) -> None:
     assert run.command("scale", where, "rollouter=1").returncode == 2, "it is not on yet"
     slow = tmp_path / reward.SLOW  # so that the run is not over before an engine has loaded
     slow.touch()
-    plugins = os.pathsep.join([f"{ROOT}/tests/plugins", os.environ.get("PYTHONPATH", "")])
-    process = run.start(env={"HEADRACE_CHAOS_DIR": str(tmp_path), "PYTHONPATH": plugins})
+    process = run.start(env={"HEADRACE_CHAOS_DIR": str(tmp_path)})
     wait_for(
         "the trainer to wait", lambda: run.log("trainer").count("no rollouter takes part"), process, LIMIT_S
     )
@@ -77,6 +78,9 @@ def test_from_none_to_one_to_two_and_back(tmp_path: Path) -> None:
     assert [r["step"] for r in run.rows()] == list(range(1, UPDATES + 1)), "a step was lost or counted twice"
     assert "expired" not in ledger["requeued_by_reason"], "who leaves in order parks and hands back by itself"
     assert run.command("audit", where).returncode == 0
+    assert run.summary["engine"] == {"name": "timed", "version": "1.0", "package": "headrace-example"}
+    assert '"package": "headrace-example 1.0"' in run.log("rollouter-0")
+    assert f"{UPDATES},reward/mean," in (run.directory / "csv" / "points.csv").read_text()
 
 
 def waits(run: Run) -> bool:
