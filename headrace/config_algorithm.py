@@ -13,7 +13,7 @@ from headrace.models.optimizers import OPTIMIZERS
 class OptimConfig(Section):
     """The optimizer and its schedule."""
 
-    optimizer: Annotated[str, AfterValidator(OPTIMIZERS.checked)] = "AdamW"
+    optimizer: Annotated[str, AfterValidator(OPTIMIZERS.checked), RUN] = "AdamW"
     """`AdamW`, or one of an installed package."""
     lr: float = Field(1e-6, gt=0)
     """Learning rate after the warm-up."""

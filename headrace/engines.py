@@ -13,7 +13,18 @@ from headrace.plugins.registry import Registry
 
 
 def _engine(found: Any) -> Any:
-    wanted = ("start", "generate", "pause", "resume", "join_group", "load", "canary", "check", "shutdown")
+    wanted = (
+        "start",
+        "generate",
+        "pause",
+        "resume",
+        "join_group",
+        "load",
+        "canary",
+        "check",
+        "shutdown",
+        "version",
+    )
     missing = [name for name in wanted if not callable(getattr(found, name, None))]
     if missing:
         raise TypeError(f"it has no {', '.join(missing)}; inherit from headrace_rollouter.engine.Engine")

@@ -122,7 +122,7 @@ class Rollouter:
         # What has been imported stays: without this each full collection walks all of it.
         gc.collect()
         gc.freeze()
-        _write_engine_file(config.rollout.name)
+        _write_engine_file(self.engine, config.rollout.name)
         trace = self.engine.trace = recorder(config, f"rollouter-{self.args.replica}")
         self.worker = Worker(
             config, ledger, self.engine, scorer, decode, self.incarnation, reader, trace, turns
@@ -310,16 +310,11 @@ async def start_engine(config: RunConfig, stop_ids: list[int]) -> Engine:
     return await chosen.start(config, stop_ids)
 
 
-def _write_engine_file(name: str) -> None:
-    """Name and version of the engine, for the run's summary: vLLM's own, or the package that brings it."""
+def _write_engine_file(engine: Engine, name: str) -> None:
+    """Name and version as the engine itself reports them, for the run's summary."""
     directory = os.environ.get("HEADRACE_RUN_DIR")
     if directory:
-        package, _, version = ENGINES.origin(name).partition(" ")
-        facts = {"name": name, "version": version, "package": package}
-        if name == "vllm":
-            import vllm
-
-            facts = {"name": name, "version": vllm.__version__}
+        facts = {"name": name, "version": engine.version(), "package": ENGINES.origin(name)}
         file = Path(directory) / "engine.json"
         fresh = file.with_suffix(f".{os.getpid()}.tmp")
         with disk.writing(file):

@@ -62,6 +62,13 @@ class Engine:
         # Only where running work is let finish does anybody watch tokens; elsewhere outputs at the end do.
         self._counts_tokens = config.rule.crosses is not None
 
+    @staticmethod
+    def version() -> str:
+        """Of the inference engine, for the run's summary."""
+        import vllm
+
+        return vllm.__version__
+
     @classmethod
     async def start(cls, config: RunConfig, stop_token_ids: list[int]) -> Engine:
         e = config.rollout.engine
