@@ -155,11 +155,12 @@ def test_the_data_source() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_the_transport() -> None:
-    store, cpu = serve_store("127.0.0.1"), torch.device("cpu")
+    store, cpu, kinds = serve_store("127.0.0.1"), torch.device("cpu"), list[str]()
     buffers = [torch.full((5,), 7 if rank == 0 else 0, dtype=torch.uint8) for rank in range(3)]
 
     def peer(rank: int) -> None:
         member = connect("store", "127.0.0.1", store.port, 1, rank, 3, 30.0, cpu)
+        kinds.append(type(member).__name__)
         for _ in range(2):
             member.broadcast(buffers[rank])
         member.close()
@@ -170,6 +171,7 @@ def test_the_transport() -> None:
     for thread in threads:
         thread.join(60.0)
     assert [buffer.tolist() for buffer in buffers] == [[7] * 5] * 3
+    assert kinds == ["StoreCommunicator"] * 3
 
 
 @pytest.mark.usefixtures("installed")
