@@ -254,14 +254,15 @@ class TraceConfig(Section):
 
 
 class ServicesConfig(Section):
-    """Where the services listen; 0 lets the runner choose a free port."""
+    """Where the services of a local run listen."""
 
     host: str = "127.0.0.1"
-    """Address on which the services of a local run listen."""
+    """Address on which the ports of a local run's services listen."""
     queue_port: int = Field(0, ge=0, le=65535)
-    """HTTP port of the queue service."""
+    """HTTP port of the queue service; 0 for a free one."""
     coordinator_port: int = Field(0, ge=0, le=65535)
-    """gRPC port of the sync coordinator."""
+    """gRPC port of the sync coordinator, for programs of your own. Another user can take it when that has
+    crashed, and is sent the token. 0: a Unix socket in a folder that other users cannot enter."""
     max_restarts: int = Field(3, ge=0)
     """Restarts of one service before the run fails; after two minutes without one it counts anew (for the
     trainer only if it has saved a checkpoint since)."""

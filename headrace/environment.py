@@ -70,7 +70,7 @@ def with_redis_password(url: str) -> str:
 
 
 def coordinator() -> str:
-    """HEADRACE_COORDINATOR, `host:port` of the sync coordinator."""
+    """HEADRACE_COORDINATOR: `host:port` of the sync coordinator, or `unix:` and its socket's path."""
     return _required("HEADRACE_COORDINATOR", "give the sync coordinator's host:port")
 
 

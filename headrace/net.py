@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
+import os
 import random
 import socket
+from pathlib import Path
+from urllib.parse import quote, unquote
 
 import psutil
 
@@ -43,6 +47,50 @@ def interface_of(address: str) -> str:
         if any(one.address.split("%")[0] == address for one in found):
             return name
     raise ValueError(f"no network interface of this machine has the address {address}")
+
+
+_UNIX = "unix:"
+LONGEST_SOCKET = 107
+"""Bytes that the path of a Unix socket may have."""
+
+
+def unix_address(path: Path) -> str:
+    """How gRPC writes the path of a Unix socket, whatever characters that has."""
+    return f"{_UNIX}{quote(str(path))}"
+
+
+def unix_path(address: str) -> Path | None:
+    """The path in such an address; None for `host:port`."""
+    return Path(unquote(address.removeprefix(_UNIX))) if address.startswith(_UNIX) else None
+
+
+def address_facing(server: str) -> str:
+    """This host's address for peers of its, of those that reach `server`, a `host:port`: loopback where that
+    is a Unix socket, which nobody else reaches."""
+    if unix_path(server) is not None:
+        return "127.0.0.1"
+    return interface_address(server.rsplit(":", 1)[0])
+
+
+def claimed_path(path: Path) -> int:
+    """A descriptor; as long as it is open, nobody else who asks gets `path` for a Unix socket.
+
+    Who listens there replaces the file that is there, which one that was killed has left behind. Without
+    this, a second start would do so to one that is alive. Raises PortTaken.
+    """
+    if len(os.fsencode(path)) > LONGEST_SOCKET:
+        raise PortTaken(f"cannot listen on {path}: a socket's path has at most {LONGEST_SOCKET} bytes")
+    try:
+        descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {path}: {error.strerror or error}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        why = "another process does" if isinstance(error, BlockingIOError) else error.strerror
+        raise PortTaken(f"cannot listen on {path}: {why}") from None
+    return descriptor
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ the deadline, so there are none. Nothing is sent before the first call.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import redis
@@ -72,6 +73,15 @@ class _Pool(redis.asyncio.ConnectionPool):
         return super().get_available_connection()
 
 
+class _UnixConnection(redis.asyncio.UnixDomainSocketConnection):
+    """redis-py's logs in while it connects, and once more afterwards: a refused password, or a server that
+    still loads, would be told as a lost connection."""
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(self.socket_connect_timeout):
+            self._reader, self._writer = await asyncio.open_unix_connection(path=self.path)
+
+
 def is_silence(error: Exception) -> bool:
     """Whether a connection that was up gave no answer in time. Its line may be half-open, and then so are
     those of its pool that wait for work. One that could not be made says nothing about others."""
@@ -80,6 +90,8 @@ def is_silence(error: Exception) -> bool:
 
 def connect_async(url: str, timeout_s: float = CALL_S) -> redis.asyncio.Redis:
     pool = _Pool.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, timeout_s))
+    if pool.connection_class is redis.asyncio.UnixDomainSocketConnection:
+        pool.connection_class = _UnixConnection  # an argument would lose against the URL
     return redis.asyncio.Redis.from_pool(pool)
 
 

@@ -7,6 +7,7 @@ redis-py accepts a password in the user part (`redis://user:secret@host`) and in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 MASK = "***"
@@ -78,6 +79,11 @@ def masked(url: str) -> str:
 def build(host: str, port: int, password: str, db: int = 0) -> str:
     """A `redis://` URL for a server that asks for a password."""
     return f"redis://:{quote(password, safe='')}@{host}:{port}/{db}"
+
+
+def at_socket(path: Path, password: str, db: int = 0) -> str:
+    """A `unix://` URL for a server that asks for a password."""
+    return f"unix://:{quote(password, safe='')}@{quote(str(path))}?db={db}"
 
 
 def with_password(url: str, password: str) -> str:

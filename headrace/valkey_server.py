@@ -4,8 +4,9 @@ Guarantees:
 
 - Every acknowledged write is on disk (`appendfsync always`) and nothing is evicted, so a server killed at
   any instant and started again on the same directory has the whole ledger.
-- It listens on the loopback address only and asks for a password, which is in a file of mode 0600 and in
-  no command line.
+- It listens on one Unix socket or on one port of the loopback address, and asks for a password, which is in
+  a file of mode 0600 and in no command line. A run has it on a socket: another user could take a port while
+  no server has it, and would be sent the password.
 - One server per directory: the server process itself holds a lock on it, so a second start is refused
   rather than corrupting the append-only file.
 - It dies with the thread that started it (see `headrace.service.spawn`).
@@ -29,7 +30,7 @@ from types import TracebackType
 import redis
 
 from headrace import disk, redis_url
-from headrace.net import free_port
+from headrace.net import LONGEST_SOCKET, free_port
 from headrace.redis_connect import connect
 from headrace.service.spawn import spawn
 
@@ -54,7 +55,8 @@ class ValkeyServer:
     """A running server. Usable as a context manager, which stops it at the end."""
 
     url: str
-    port: int
+    at: Path | int
+    """Path of its Unix socket, or its port."""
     directory: Path
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False)
@@ -62,6 +64,11 @@ class ValkeyServer:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def port(self) -> int:
+        """0 where it listens on a Unix socket."""
+        return self.at if isinstance(self.at, int) else 0
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """SIGTERM, then SIGKILL after `timeout_s` seconds. Safe to call twice."""
@@ -90,37 +97,44 @@ class ValkeyServer:
 def start_valkey(
     directory: Path,
     password: str,
-    port: int | None = None,
+    at: Path | int | None = None,
     *,
     log: Path | None = None,
     timeout_s: float = START_TIMEOUT_S,
     max_memory_bytes: int = 0,
 ) -> ValkeyServer:
-    """Start a server on `directory` and return once it answers; `port` None takes a free one.
+    """Start a server on `directory` and return once it answers.
+
+    `at`: the path of its Unix socket, or a port; None takes a free port.
 
     The log goes to `directory/valkey.log` unless `log` says otherwise. Raises ValkeyError.
     """
     log = log or directory / "valkey.log"
     for attempt in range(_PORT_TRIES):
-        chosen = port if port is not None else free_port(HOST)
+        chosen = at if at is not None else free_port(HOST)
         process = launch(directory, password, chosen, log, max_memory_bytes=max_memory_bytes)
-        server = ValkeyServer(redis_url.build(HOST, chosen, password), chosen, directory, log, process)
+        server = ValkeyServer(url_of(chosen, password), chosen, directory, log, process)
         try:
             wait_ready(server, timeout_s)
         except ValkeyError as error:
             server.kill()
             taken = "Address already in use" in str(error)
-            if taken and port is None and attempt + 1 < _PORT_TRIES:
+            if taken and at is None and attempt + 1 < _PORT_TRIES:
                 continue  # someone took the port between the choice and the start
             raise
         return server
     raise AssertionError("unreachable: the last try returns or raises")
 
 
+def url_of(at: Path | int, password: str) -> str:
+    """The URL of a server that listens there."""
+    return redis_url.build(HOST, at, password) if isinstance(at, int) else redis_url.at_socket(at, password)
+
+
 def launch(
     directory: Path,
     password: str,
-    port: int,
+    at: Path | int,
     log: Path,
     env: Mapping[str, str] | None = None,
     lock_wait_s: float = 0.0,
@@ -128,6 +142,7 @@ def launch(
 ) -> subprocess.Popen[bytes]:
     """Start the server process without waiting for it. Raises ValkeyError.
 
+    `at`: the path of its Unix socket, whose file is replaced, or its port.
     `max_memory_bytes`: beyond it the server refuses what brings bytes in; 0 for no limit.
     `lock_wait_s`: a child of a killed server that rewrites the file may hold the directory a little longer.
     """
@@ -143,7 +158,7 @@ def launch(
         for left in directory.glob("**/temp-*"):  # of a server that was killed while it rewrote its file
             left.unlink(missing_ok=True)
         with disk.writing(directory):
-            config = _write_config(directory, password, port, max_memory_bytes)
+            config = _write_config(directory, password, at, max_memory_bytes)
         try:
             # The lock's descriptor goes to the server: the lock lives exactly as long as it does.
             argv = [server_binary(directory), config]
@@ -180,8 +195,9 @@ def wait_ready(server: ValkeyServer, timeout_s: float = START_TIMEOUT_S) -> None
         except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
             last = error
         time.sleep(0.02)  # also when another server has the port: ours is about to end and say so
+    where = redis_url.parse(server.url).where
     raise ValkeyError(
-        f"the Valkey server did not answer on {HOST}:{server.port} within {timeout_s:.0f} s ({last}); "
+        f"the Valkey server did not answer on {where} within {timeout_s:.0f} s ({last}); "
         f"{_last_lines(server.log)}"
     )
 
@@ -244,13 +260,12 @@ def _bundled_binary() -> Path | None:
     return path if path.is_file() else None
 
 
-def _write_config(directory: Path, password: str, port: int, max_memory_bytes: int) -> Path:
+def _write_config(directory: Path, password: str, at: Path | int, max_memory_bytes: int) -> Path:
     """The server's configuration, readable by its owner only from the first byte on."""
     if not password:
         raise ValkeyError("the Valkey server needs a password that is not empty")
     lines = {
-        "bind": HOST,
-        "port": str(port),
+        **_listens(at),
         "requirepass": _quoted(password),
         "dir": _quoted(str(directory.resolve())),
         "appendonly": "yes",
@@ -269,6 +284,14 @@ def _write_config(directory: Path, password: str, port: int, max_memory_bytes: i
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.writelines(f"{key} {value}\n" for key, value in lines.items())
     return path.resolve()
+
+
+def _listens(at: Path | int) -> dict[str, str]:
+    if isinstance(at, int):
+        return {"bind": HOST, "port": str(at)}
+    if len(os.fsencode(at)) > LONGEST_SOCKET:
+        raise ValkeyError(f"{at}: a socket's path has at most {LONGEST_SOCKET} bytes")
+    return {"port": "0", "unixsocket": _quoted(str(at)), "unixsocketperm": "700"}
 
 
 def _quoted(value: str) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import redis
 
@@ -17,7 +18,9 @@ from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.records.json_files import read_json
 from headrace.records.layout import RunLayout
 from headrace.redis_connect import LOGIN_REFUSED, connect, login_refused
+from headrace.runner import scratch
 from headrace.runner.in_cluster import NO_ADDRESS, ledger_url, name_of
+from headrace.runner.services import REDIS_SOCKET
 from headrace.valkey_server import start_valkey
 
 _TIMEOUT_S = 60.0
@@ -70,12 +73,23 @@ def ledger_of(layout: RunLayout) -> Iterator[RunLedger]:
             raise LostLedger(f"{layout.redis}: holds no ledger; the run never got that far")
         log = layout.private / "command-valkey.log"
         with (
-            start_valkey(layout.redis, secrets.token_urlsafe(32), log=log) as server,
+            _scratch() as folder,
+            start_valkey(layout.redis, secrets.token_urlsafe(32), folder / REDIS_SOCKET, log=log) as server,
             _at(server.url, run) as ledger,
         ):
             yield RunLedger(ledger, is_on=False)
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for the server's socket, as a run has one."""
+    made = scratch.create()
+    try:
+        yield made.root
+    finally:
+        made.remove()
 
 
 @contextlib.contextmanager

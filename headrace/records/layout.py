@@ -35,7 +35,6 @@ from headrace import config_lifetime, config_load, trained_log
 from headrace.config import RunConfig
 from headrace.records.json_files import read_json
 
-
 _TAKEOVER_S = 20.0
 """How long the processes of a killed runner may take to be gone."""
 

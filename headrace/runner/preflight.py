@@ -19,7 +19,7 @@ from headrace.data.rows import DataError, Row
 from headrace.data.tokenizer import template_problem
 from headrace.model_files import eos_token_ids, unsupported
 from headrace.redis_connect import VOLATILE, connect
-from headrace.runner import environment_probe, plugin_probe, reward_probe, trackers
+from headrace.runner import environment_probe, plugin_probe, reward_probe, scratch, trackers
 from headrace.runner.data_progress import print_progress
 from headrace.valkey_server import ValkeyError, server_binary
 
@@ -50,7 +50,7 @@ def examine(config: RunConfig) -> Findings:
         *_cores(config),
         *trackers.problems(config),
     ]
-    return Findings(problems, [*warnings, *_overlap(rows), *trackers.warnings(config)])
+    return Findings(problems, [*warnings, *_overlap(rows), *trackers.warnings(config), *_exposed()])
 
 
 def _cores(config: RunConfig) -> Iterator[str]:
@@ -264,6 +264,10 @@ def external_redis_problems(url: str, timeout_s: float, allow_volatile: bool = F
         )
     if info.get("aof_enabled") == 0 and not allow_volatile:
         yield f"redis.url: {shown}: {VOLATILE}"
+
+
+def _exposed() -> list[str]:
+    return [why] if (why := scratch.exposed()) else []
 
 
 def _ports(config: RunConfig) -> Iterator[str]:

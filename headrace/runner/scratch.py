@@ -1,7 +1,8 @@
 """The run's temporary folder: TMPDIR of everything that it starts, so that one removal leaves nothing behind.
 
-vLLM's sockets, torchrun's folders and whatever a reward writes lie below it, in a folder for each service,
-which is emptied when the service starts again. The guardian removes the whole once the run's last process
+The sockets of the coordinator and of the bundled server lie in it. vLLM's sockets, torchrun's folders and
+whatever a reward writes lie below it, in a folder for each service, which is emptied when the service starts
+again. The guardian removes the whole once the run's last process
 is gone, however the runner ended; where the guardian was killed, too, the next start of any run of this
 user does.
 
@@ -15,6 +16,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -23,8 +25,11 @@ from pathlib import Path
 
 PREFIX = "headrace-run-"
 _LONGEST = 30
-"""Characters of the folder that ours is made in: a Unix socket's path ends at 107, and vLLM's name of 36 lies
+"""Bytes of the folder that ours is made in: a Unix socket's path ends at 107, and vLLM's name of 36 lies
 below our folder and the service's."""
+
+
+_ANOTHER = f"set TMPDIR to a folder on a local disk, with a path of at most {_LONGEST} bytes"
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,19 @@ def create() -> Scratch:
     """A new folder, and those of dead runs are gone. Raises OSError."""
     remove_dead()
     while True:
-        root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_parents()[0]))
+        parent = _parents()[0]
+        try:
+            root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))  # mode 0700
+        except OSError as error:
+            raise OSError(f"{parent}: no folder can be made there ({error.strerror}); {_ANOTHER}") from None
         try:
             descriptor = _locked(root)
+            if descriptor is not None:
+                _try_socket(root)
         except OSError as error:
             shutil.rmtree(root, ignore_errors=True)
             raise OSError(
-                f"{root.parent}: a folder there cannot be locked ({error}); set TMPDIR to one on a local disk"
+                f"{parent}: a folder there cannot be locked, or takes no sockets ({error}); {_ANOTHER}"
             ) from None
         if descriptor is not None:
             return Scratch(root, descriptor)  # else another start has taken it for a dead one's
@@ -78,7 +89,28 @@ def remove_dead() -> None:
 def _parents() -> list[Path]:
     """Where folders are made, then where others may lie. The temporary directory, if its path is short."""
     asked, usual = Path(tempfile.gettempdir()), Path("/tmp")
-    return list(dict.fromkeys([asked, usual] if len(str(asked)) <= _LONGEST else [usual, asked]))
+    return list(dict.fromkeys([asked, usual] if len(os.fsencode(asked)) <= _LONGEST else [usual, asked]))
+
+
+def exposed() -> str | None:
+    """How other users could put a folder of theirs in the place of ours; None where they cannot."""
+    for folder in [(parent := _parents()[0].resolve()), *parent.parents]:
+        mode = folder.stat().st_mode
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+            return (
+                f"{folder} (mode {stat.S_IMODE(mode):04o}): other users may rename what lies there and put a "
+                "folder of theirs in the place of the run's, to whose sockets its services would send the "
+                f"password and the token; say chmod +t {folder}, or set TMPDIR to another folder"
+            )
+    return None
+
+
+def _try_socket(root: Path) -> None:
+    """Raise OSError where the file system has no sockets."""
+    file = root / "try.sock"
+    with socket.socket(socket.AF_UNIX) as tried:
+        tried.bind(str(file))
+    file.unlink()
 
 
 def _ours(parent: Path) -> Iterator[Path]:

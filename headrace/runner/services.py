@@ -13,31 +13,38 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headrace import redis_url, valkey_server
+from headrace import tls, valkey_server
 from headrace.checkpoints import complete_checkpoints
 from headrace.config import RunConfig
 from headrace.environment import SECRET_FILES, without_secrets
-from headrace.net import LOOPBACK_INTERFACE, NCCL_INTERFACE, free_port, is_loopback
+from headrace.net import LOOPBACK_INTERFACE, NCCL_INTERFACE, free_port, is_loopback, unix_address
 from headrace.records.layout import RunLayout
 from headrace.runner.processes import Service, command
 
 _PROBE_S = 0.5
 _LOCK_WAIT_S = 5.0
+REDIS_SOCKET, COORDINATOR_SOCKET = "valkey.sock", "coordinator.sock"
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where everything listens, with the secrets: they go to files in `private/` only."""
+    """Where everything listens, with the secrets: they go to files in `private/` only.
+
+    What is sent a secret, the bundled server and the coordinator, listens on Unix sockets in a folder that
+    other users cannot enter: they could take the port of one that has crashed.
+    """
 
     run: str
     redis_url: str
     external_redis: bool
-    redis_port: int
-    """Of the bundled server; 0 with an external one."""
     redis_password: str = field(repr=False)
+    """Of the bundled server."""
+    sockets: Path = Path()
+    """The folder of the Unix sockets, whose path is short enough for them."""
     host: str = valkey_server.HOST
     queue_port: int = 0
     coordinator_port: int = 0
+    """0 where the coordinator listens on its Unix socket."""
     coordinator_metrics_port: int = 0
     rollouter_ports: Mapping[int, int] = field(default_factory=dict)
     """Port of each replica, by its number."""
@@ -49,8 +56,19 @@ class Endpoints:
         return f"http://{self.host}:{self.queue_port}"
 
     @property
+    def redis_socket(self) -> Path:
+        """Of the bundled server."""
+        return self.sockets / REDIS_SOCKET
+
+    @property
+    def coordinator_socket(self) -> Path:
+        return self.sockets / COORDINATOR_SOCKET
+
+    @property
     def coordinator(self) -> str:
-        return f"{self.host}:{self.coordinator_port}"
+        if self.coordinator_port:
+            return f"{self.host}:{self.coordinator_port}"
+        return unix_address(self.coordinator_socket)
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -72,20 +90,22 @@ class Endpoints:
         return replace(self, rollouter_ports=kept)
 
 
-def choose_endpoints(config: RunConfig, token: str, redis_password: str) -> Endpoints:
-    """Free ports where the configuration names none; they stay the same over restarts of a service."""
+def choose_endpoints(config: RunConfig, sockets: Path, token: str, redis_password: str) -> Endpoints:
+    """Free ports where the configuration names none, and Unix sockets in the folder `sockets`; they stay the
+    same over restarts of a service."""
     host = config.services.host
     external = config.redis.url
-    redis_port = 0 if external else free_port(valkey_server.HOST)
+    # Under TLS a certificate tells who is there, and names a host.
+    coordinator_port = config.services.coordinator_port or (free_port(host) if tls.files() else 0)
     return Endpoints(
         run=config.name,
-        redis_url=external or redis_url.build(valkey_server.HOST, redis_port, redis_password),
+        redis_url=external or valkey_server.url_of(sockets / REDIS_SOCKET, redis_password),
         external_redis=external is not None,
-        redis_port=redis_port,
         redis_password=redis_password,
+        sockets=sockets,
         host=host,
         queue_port=config.services.queue_port or free_port(host),
-        coordinator_port=config.services.coordinator_port or free_port(host),
+        coordinator_port=coordinator_port,
         coordinator_metrics_port=free_port(host),
         rollouter_ports={replica: free_port(host) for replica in range(config.rollout.replicas)},
         trainer_port=free_port(host),
@@ -128,7 +148,8 @@ def service_table(
     """Every service of the run. All start at once but for the server: each waits for what it needs."""
     env = _environment(layout, ends, environ)
     host, configured = ends.host, ("--config", str(layout.config))
-    coordinator = ends.coordinator_port
+    port = ends.coordinator_port
+    coordinator = _listen(host, port) if port else ["--host", host, "--socket", str(ends.coordinator_socket)]
     services = [] if ends.external_redis else [_valkey(config, layout, ends, env)]
     services += [
         _module(
@@ -137,11 +158,11 @@ def service_table(
             "headrace_coordinator",
             [
                 *configured,
-                *_listen(host, coordinator),
+                *coordinator,
                 *("--metrics-port", str(ends.coordinator_metrics_port)),
             ],
             env,
-            ready=lambda: tcp_open(host, coordinator),
+            ready=lambda: accepts((host, port) if port else ends.coordinator_socket),
         ),
         _module(
             layout,
@@ -246,7 +267,7 @@ def _valkey(config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[
         lambda marked: valkey_server.launch(
             layout.redis,
             ends.redis_password,
-            ends.redis_port,
+            ends.redis_socket,
             log,
             marked,
             lock_wait_s=_LOCK_WAIT_S,
@@ -259,13 +280,18 @@ def _valkey(config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[
     )
 
 
-def tcp_open(host: str, port: int) -> bool:
-    """Whether something accepts connections there."""
+def accepts(where: Path | tuple[str, int]) -> bool:
+    """Whether something accepts connections on this Unix socket, or on host and port."""
     try:
-        with socket.create_connection((host, port), timeout=_PROBE_S):
-            return True
+        if isinstance(where, Path):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(_PROBE_S)
+                probe.connect(str(where))
+        else:
+            socket.create_connection(where, timeout=_PROBE_S).close()
     except OSError:
         return False
+    return True
 
 
 def http_ok(url: str) -> bool:

@@ -128,7 +128,8 @@ class Session:
             raise ConfigError(problems)
         config_load.write(self.config, self.layout.config)
         config_load.write(self.requested, self.layout.requested)
-        ends = choose_endpoints(self.config, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        token, password = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        ends = choose_endpoints(self.config, self._scratch.root, token, password)
         self._ends = ends
         services = self.config.services
         write_secrets(self.layout, ends)

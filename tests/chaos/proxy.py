@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts, delays, narrows, garbles and swallows, and goes away, as networks do."""
+"""A proxy that cuts, delays, narrows, garbles and swallows, and goes away, as networks do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,11 +21,13 @@ Link = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 
 class Proxy:
-    """Between clients and a server on this host. Runs in a thread of its own; every method is thread-safe."""
+    """Between clients, which reach it by TCP, and a server on this host. Runs in a thread of its own; every
+    method is thread-safe."""
 
-    def __init__(self, target_port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, target: int | Callable[[], Path | None], host: str = "127.0.0.1") -> None:
+        """`target`: the server's port, or what tells the path of its Unix socket, None while it has none."""
         self._host = host
-        self._target = target_port
+        self._target = target
         self._loop = asyncio.new_event_loop()
         self._links: set[Link] = set()
         self._hushed: set[Link] = set()
@@ -137,7 +140,7 @@ class Proxy:
             writer.transport.abort()
             return
         try:
-            up_reader, up_writer = await asyncio.open_connection(self._host, self._target)
+            up_reader, up_writer = await self._reach()
         except OSError:
             writer.transport.abort()  # the server is down: so it looks to the client
             return
@@ -157,6 +160,13 @@ class Proxy:
             self._hushed.discard(link)
             for end in link:
                 end.transport.abort()
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._target, int):
+            return await asyncio.open_connection(self._host, self._target)
+        if (path := self._target()) is None:
+            raise FileNotFoundError("no socket yet")
+        return await asyncio.open_unix_connection(path)
 
     async def _pump(
         self, link: Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_reply: bool

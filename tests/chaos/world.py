@@ -24,7 +24,7 @@ from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
-from headrace.net import free_port
+from headrace.net import free_port, unix_path
 from headrace.records.json_files import read_json, read_rows
 from headrace.records.layout import RunLayout
 from headrace.redis_connect import connect
@@ -73,14 +73,12 @@ class World:
         self.valkey: ValkeyServer = start_valkey(directory / "valkey", self._password)
         self.proxy = Proxy(self.valkey.port)
         url = redis_url.build(HOST, self.proxy.port, self._password)
-        coordinator = free_port()
-        self.coordinator_proxy = Proxy(coordinator)
+        self.coordinator_proxy = Proxy(self._coordinator_socket)
         words = [
             f"name={NAME}",
             f"runs_dir={directory}",
             f"seed={seed}",
             f"redis.url={url}",
-            f"services.coordinator_port={coordinator}",
             f"rollout.total_rollout_steps={samples}",
             f"rollout.replicas={ROLLOUTERS}",
             "rollout.test_freq=40",
@@ -186,6 +184,10 @@ class World:
             time.sleep(0.1)  # poll interval
         return time.monotonic() - began
 
+    def _coordinator_socket(self) -> Path | None:
+        """Of the runner's own coordinator: another at each start of the runner."""
+        return unix_path((read_json(self.layout.endpoints) or {}).get("coordinator", ""))
+
     def is_well(self) -> bool:
         """Every service is up, and exactly the rollouters that are asked for take part."""
         pids = self.pids()
@@ -278,7 +280,6 @@ class World:
             run=NAME,
             redis_url=told["redis_url"],
             external_redis=True,
-            redis_port=0,
             redis_password="",
             queue_port=free_port(),
             coordinator_port=free_port(),

@@ -21,6 +21,7 @@ import yaml
 from headrace.environment import bearer
 from headrace.ledger import SyncLedger, adopt, ops, scripts
 from headrace.ledger.replies import Stats
+from headrace.net import unix_address
 from headrace.redis_url import build
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
@@ -100,6 +101,8 @@ class Coordinator:
         self.folder = folder
         self.url = server.url
         self.port = 0
+        self.socket: Path | None = None
+        """Where it listens instead, from its next start on."""
         self.process: subprocess.Popen[bytes] | None = None
         self.peers: list[Peer] = []
         self.relay: Relay | None = None
@@ -136,24 +139,26 @@ class Coordinator:
         self._log_from = len(self.log())
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--port", str(self.port), *options], env=env, stdout=log, stderr=log
+                [*command, *self._where(), *options], env=env, stdout=log, stderr=log
             )
         return self.process
 
     async def up(self) -> Coordinator:
         """Start, and return once it serves."""
         self.start()
-        self.port = await until(
-            self._served_port, f"the coordinator to serve; its log: {self.folder / 'log'}", 90.0
-        )
+        served = await until(self._served, f"the coordinator to serve; its log: {self.folder / 'log'}", 90.0)
+        self.port = served.get("port", 0)
         return self
 
-    def _served_port(self) -> int | None:
+    def _where(self) -> list[str]:
+        return ["--socket", str(self.socket)] if self.socket else ["--port", str(self.port)]
+
+    def _served(self) -> dict[str, Any] | None:
         assert self.process is not None
         log = self.log()[self._log_from :]
         assert self.process.poll() is None, log
         events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-        return next((event["port"] for event in events if event["event"] == "serving"), None)
+        return next((event for event in events if event["event"] == "serving"), None)
 
     def log(self) -> str:
         path = self.folder / "log"
@@ -173,7 +178,7 @@ class Coordinator:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return unix_address(self.socket) if self.socket else f"127.0.0.1:{self.port}"
 
     async def close(self) -> None:
         for peer in self.peers:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import tempfile
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -324,6 +326,29 @@ async def test_a_port_that_strangers_reach_needs_a_token(make: Make) -> None:
     c.start("--host", "0.0.0.0", token=" \n")
     assert await c.exit_code() == 78
     assert "HEADRACE_TOKEN is empty, and 0.0.0.0 is no loopback address" in c.log()
+
+
+async def test_on_a_unix_socket_it_is_the_only_one_and_follows_one_that_was_killed(make: Make) -> None:
+    """As `headrace run` starts it. gRPC alone lets a second server take the path of one that is alive."""
+    c = await make()
+    c.kill()
+    with tempfile.TemporaryDirectory(prefix="a %41é", dir="/tmp") as folder:
+        path = Path(folder) / "coordinator.sock"
+        c.socket = path
+        await c.up()
+        assert c.address.startswith("unix:/tmp/a%20%2541")
+        member = await c.member("a")
+        first = c.process
+        c.start()
+        assert await c.exit_code() == 78
+        assert f"cannot listen on {path}: another process does" in c.log()
+        assert first is not None
+        assert member.status is None, "its stream goes on"
+        first.kill()
+        first.wait(10)
+        assert path.exists(), "left behind"
+        await c.up()
+        await c.member("b")
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])

@@ -1,14 +1,20 @@
-"""Rollouters that come and go while a run is on."""
+"""A run that is on: rollouters come and go, and another user wants to take the place of what has crashed."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from headrace import redis_url
+from headrace.net import unix_path
 from tests.chaos import reward
 from tests.integration.run_process import ROOT, SAMPLES_PER_UPDATE, Run, make_run, wait_for
+from tests.listeners import listeners
+from tests.pretender import IS_ANOTHER, Place, Pretender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,6 +28,7 @@ PLUGINS = (
     "trainer.logger=[console,csv]",
 )
 """Of an installed package (docs/extending.md): what they replace is part of every other run."""
+UP_AGAIN = "coordinator stream is up again"
 
 
 def test_from_none_to_one_to_two_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +71,9 @@ def test_from_none_to_one_to_two_and_back(tmp_path: Path, monkeypatch: pytest.Mo
     wait_for("a round of both", lambda: len(run.rows("sync.jsonl")) > rounds, process, LIMIT_S)
     assert run.pid("rollouter-1") == second, "its canary did not pass"
 
+    another_user_takes_no_place(run, process)
+    assert (run.pid("rollouter-0"), run.pid("rollouter-1")) == (first, second), "they go on"
+
     wait_for("work in the hands of both", lambda: len(run.stats().in_flight_by_owner) == 2, process, LIMIT_S)
     scale(run, 1)
     assert names(run) == {"rollouter-0"}
@@ -82,6 +92,33 @@ def test_from_none_to_one_to_two_and_back(tmp_path: Path, monkeypatch: pytest.Mo
     assert (engine["name"], engine["package"]) == ("timed", "headrace-example 1.0")
     assert '"package": "headrace-example 1.0"' in run.log("rollouter-0")
     assert f"{UPDATES},reward/mean," in (run.directory / "csv" / "points.csv").read_text()
+
+
+def another_user_takes_no_place(run: Run, process: subprocess.Popen[str]) -> None:
+    """Coordinator and Valkey are killed, and whatever they listened on is taken at once by whoever can: no
+    service sends him anything, and all find those that come after."""
+    names = ("coordinator", "valkey")
+    killed = {name: run.pid(name) for name in names}
+    ends = run.endpoints
+    doors: list[Place] = [(one.address, one.port) for one in listeners([p for p in killed.values() if p])]
+    ports = [f"{host}:{port}" for host, port in doors]
+    if IS_ANOTHER:  # who is not root cannot play another user: the folder's mode keeps himself out of nothing
+        doors += [str(unix_path(ends["coordinator"])), str(redis_url.parse(ends["redis_url"]).path)]
+    services = ("rollouter-0", "rollouter-1", "trainer")
+    streams = {name: run.log(name).count(UP_AGAIN) for name in services}
+    with Pretender(doors) as other:
+        for pid in killed.values():
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        wait_for("successors", lambda: all(run.pid(n) not in (None, killed[n]) for n in names), process, 60)
+        again = lambda: all(run.log(name).count(UP_AGAIN) > streams[name] for name in services)  # noqa: E731
+        wait_for("every stream to the coordinator", again, process, 60)
+        notes = other.notes()
+    assert {place: note["heard"] for place, note in notes.items() if note["heard"]} == {}
+    assert [place for place, note in notes.items() if note["taken"]] == ports, "else he has not tried"
+    assert {note["error"] for note in notes.values() if not note["taken"]} <= {"Permission denied"}
+    assert len(ports) == 1, "the coordinator's metrics"
+    assert "metrics are not served" in run.log("coordinator")
 
 
 def waits(run: Run) -> bool:

@@ -45,7 +45,19 @@ def serve():
 
 STANDINS = {
     "standin_serve": SERVE,
-    "headrace_coordinator": "from standin_serve import *; on_stop(0, 'coordinator'); serve()",
+    "headrace_coordinator": """
+from standin_serve import *
+import os, socket
+on_stop(0, "coordinator")
+path = flag("--socket")
+if os.path.exists(path):  # left behind by one that was killed
+    os.unlink(path)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+while True:
+    listener.accept()[0].close()
+""",
     "headrace_queue": """
 from standin_serve import *
 import os

@@ -14,7 +14,7 @@ from headrace import config_lifetime, config_load, run_identity, tuning
 from headrace.config import RunConfig
 from headrace.config_base import INITIAL, LIVE, RUN, START, Section
 from headrace.config_doc import render
-from headrace.runner.layout import RunLayout
+from headrace.records.layout import RunLayout
 from tests.unit.scripted_turns import config
 
 OTHER: dict[str, Any] = {

@@ -1,7 +1,8 @@
-"""Ports for services that bind them later."""
+"""Ports for services that bind them later, and paths of Unix sockets."""
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from pathlib import Path
@@ -61,3 +62,23 @@ def test_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_loopback_is_called_as_gloo_and_nccl_are_told() -> None:
     assert net.LOOPBACK_INTERFACE in net.psutil.net_if_addrs()
+
+
+def test_a_path_and_its_address() -> None:
+    for path in (Path("/tmp/a.sock"), Path("/tmp/a b%41#é?:1/a.sock")):
+        assert net.unix_path(net.unix_address(path)) == path
+    assert net.unix_path("127.0.0.1:50051") is None
+    assert net.address_facing("unix:/tmp/a.sock") == "127.0.0.1"
+    assert net.address_facing("127.0.0.1:50051") == "127.0.0.1"
+
+
+def test_a_path_is_claimed_once(tmp_path: Path) -> None:
+    held = net.claimed_path(tmp_path / "a.sock")
+    with pytest.raises(net.PortTaken, match=r"a\.sock: another process does"):
+        net.claimed_path(tmp_path / "a.sock")
+    os.close(held)  # as the kernel does when the process is killed
+    os.close(net.claimed_path(tmp_path / "a.sock"))
+    with pytest.raises(net.PortTaken, match="No such file or directory"):
+        net.claimed_path(tmp_path / "none" / "a.sock")
+    with pytest.raises(net.PortTaken, match="at most 107 bytes"):
+        net.claimed_path(tmp_path / ("é" * 60))

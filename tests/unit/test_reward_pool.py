@@ -193,7 +193,7 @@ async def test_nor_does_any_process_above_it_show_one(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path / "run")
     layout.create()
     config = RunConfig.model_validate(GOOD)
-    ends = choose_endpoints(config, "hunter2-token", "hunter2-password")
+    ends = choose_endpoints(config, tmp_path, "hunter2-token", "hunter2-password")
     write_secrets(layout, ends)
     shell = {**os.environ, "HEADRACE_TOKEN": "hunter2-of-another-run", "HEADRACE_REDIS_PASSWORD": "hunter2"}
     (service,) = [s for s in service_table(config, layout, ends, shell) if s.name == "rollouter-0"]

@@ -25,7 +25,6 @@ ENDS = Endpoints(
     run="r",
     redis_url="redis://:secret@127.0.0.1:1/0",
     external_redis=False,
-    redis_port=1,
     redis_password="secret",
     token="token",
     queue_port=2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -109,10 +110,30 @@ def test_the_next_start_removes_what_belongs_to_nobody_and_nothing_else(temporar
 
 def test_the_paths_of_sockets_stay_short_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    for asked in ("/tmp", "/" + "t" * 29, "/" + "t" * 200):
+    for asked in ("/tmp", "/" + "t" * 29, "/" + "é" * 29, "/" + "t" * 200):
         monkeypatch.setattr("tempfile.tempdir", asked)
         parent = scratch._parents()[0]
         path = (
             parent / f"{scratch.PREFIX}abcdefgh" / "rollouter-9999" / str(uuid.uuid4())
         )  # as vLLM names them
-        assert len(str(path)) <= 107, asked
+        assert len(os.fsencode(path)) <= 107, asked
+
+
+def test_where_no_folder_can_be_made_the_message_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_parents", lambda: [Path("/proc")])
+    with pytest.raises(OSError, match=r"^/proc: no folder can be made there .*set TMPDIR to a folder on a "):
+        scratch.create()
+
+
+def test_a_folder_that_others_could_replace_is_told(temporary: Path) -> None:
+    assert scratch.exposed() is None
+    temporary.chmod(0o777)
+    told = scratch.exposed()
+    assert told is not None
+    assert told.startswith(f"{temporary} (mode 0777): ")
+    assert f"say chmod +t {temporary}" in told
+    temporary.chmod(0o1777)
+    assert scratch.exposed() is None, "the remedy"
+    made = scratch.create()
+    assert made.root.stat().st_mode & 0o777 == 0o700
+    made.remove()

@@ -1,14 +1,17 @@
-"""With which environment a run's services are started."""
+"""With which environment and addresses a run's services are started."""
 
 from __future__ import annotations
 
+import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from headrace.config import RunConfig
 from headrace.records.layout import RunLayout
-from headrace.runner.services import choose_endpoints, service_table
+from headrace.runner.services import accepts, choose_endpoints, service_table
+from headrace.tls import VARIABLES
 from tests.unit.test_config import GOOD
 
 
@@ -16,7 +19,42 @@ from tests.unit.test_config import GOOD
 def test_nccl_keeps_to_loopback_like_everything_else(tmp_path: Path, host: str, expected: str) -> None:
     """Unless the run's services are to be reached from elsewhere: then NCCL's choice is the user's."""
     config = RunConfig.model_validate({**GOOD, "services": {"host": host}})
-    ends = choose_endpoints(config, "token", "password")
+    ends = choose_endpoints(config, tmp_path, "token", "password")
     table = service_table(config, RunLayout(tmp_path), ends, {"NCCL_SOCKET_IFNAME": "eth7"})
     assert {s.name: s.env["NCCL_SOCKET_IFNAME"] for s in table} == {s.name: expected for s in table}
     assert {"trainer", "rollouter-0"} <= {s.name for s in table}
+
+
+@pytest.mark.parametrize(
+    ("services", "tls", "address"),
+    [
+        ({}, False, "unix:/tmp/a/coordinator.sock"),
+        ({"host": "0.0.0.0"}, False, "unix:/tmp/a/coordinator.sock"),
+        ({"coordinator_port": 50051}, False, "127.0.0.1:50051"),
+        ({}, True, "127.0.0.1:"),
+    ],
+)
+def test_what_is_sent_a_secret_has_no_port_that_another_user_could_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, services: dict[str, object], tls: bool, address: str
+) -> None:
+    """Unless a port is asked for; under TLS a certificate tells who is there."""
+    for name in VARIABLES if tls else ():
+        monkeypatch.setenv(name, str(tmp_path))
+    config = RunConfig.model_validate({**GOOD, "services": services})
+    ends = choose_endpoints(config, Path("/tmp/a"), "token", "p@ss/word")
+    assert ends.coordinator.startswith(address)
+    assert ends.redis_url == "unix://:p%40ss%2Fword@/tmp/a/valkey.sock?db=0"
+
+
+def test_accepts() -> None:
+    """A file that a crash has left behind accepts nothing."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(folder) / "a.sock"
+        assert not accepts(path)
+        listener.bind(str(path))
+        assert not accepts(path)
+        listener.listen()
+        assert accepts(path)
+        listener.close()
+        assert path.exists()
+        assert not accepts(path)

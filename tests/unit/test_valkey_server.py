@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 import redis
 
 from headrace import redis_url, valkey_server
+from headrace.redis_connect import connect, connect_async
 from headrace.valkey_server import ValkeyError, ValkeyServer, start_valkey
+from tests.listeners import listeners
 
 AWKWARD = 'p"a ss\\w@:/#é'
 
@@ -19,6 +22,16 @@ AWKWARD = 'p"a ss\\w@:/#é'
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ValkeyServer]:
     with start_valkey(tmp_path / "redis", AWKWARD) as running:
+        yield running
+
+
+@pytest.fixture
+def at_socket(tmp_path: Path) -> Iterator[ValkeyServer]:
+    """As a run has it. pytest's own folders are too long for a socket."""
+    with (
+        tempfile.TemporaryDirectory(prefix="a %41é", dir="/tmp") as folder,
+        start_valkey(tmp_path / "redis", AWKWARD, Path(folder) / "valkey.sock") as running,
+    ):
         yield running
 
 
@@ -48,6 +61,37 @@ def test_acknowledged_writes_survive_a_kill(server: ValkeyServer) -> None:
     with start_valkey(server.directory, "another", server.port) as again:
         with redis.Redis.from_url(again.url) as client:
             assert client.get("k") == b"v"
+
+
+def test_at_a_socket_it_has_no_port_and_is_its_owners(at_socket: ValkeyServer) -> None:
+    assert isinstance(at_socket.at, Path)
+    assert stat.S_IMODE(at_socket.at.stat().st_mode) == 0o700
+    assert listeners([at_socket.pid]) == set()
+    with redis.Redis.from_url(at_socket.url) as client:
+        client.set("k", "v")
+    at_socket.kill()
+    assert at_socket.at.exists(), "left behind"
+    with start_valkey(at_socket.directory, "another", at_socket.at) as again:
+        with redis.Redis.from_url(again.url) as client:
+            assert client.get("k") == b"v"
+
+
+async def test_a_refused_login_over_a_socket_is_told_as_one(at_socket: ValkeyServer) -> None:
+    """redis-py alone would tell of a lost connection, which services try again."""
+    assert isinstance(at_socket.at, Path)
+    wrong = redis_url.at_socket(at_socket.at, "wrong")
+    with connect(wrong) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+    async with connect_async(wrong) as patient:
+        with pytest.raises(redis.AuthenticationError):
+            await patient.ping()
+    async with connect_async(at_socket.url) as patient:
+        assert await patient.ping()
+
+
+def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValkeyError, match=r"x\.sock: a socket's path has at most 107 bytes"):
+        start_valkey(tmp_path / "redis", "secret", tmp_path / ("a" * 100) / "x.sock")
 
 
 def test_a_directory_takes_one_server(server: ValkeyServer) -> None:
@@ -109,6 +153,10 @@ def test_parse_and_build_agree() -> None:
     address = redis_url.parse(redis_url.build("127.0.0.1", 6380, AWKWARD))
     assert (address.where, address.password) == ("127.0.0.1:6380", AWKWARD)
     assert redis_url.parse("unix:///run/r.sock").where == "/run/r.sock"
+    address = redis_url.parse(url := redis_url.at_socket(Path("/a b%/c?.sock"), AWKWARD))
+    assert (address.where, address.password) == ("/a b%/c?.sock", AWKWARD)
+    assert redis_url.masked(url) == "unix://:***@/a%20b%25/c%3F.sock?db=0"
+    assert redis_url.with_password("unix:///a.sock?db=1", "p") == "unix://:p@/a.sock?db=1"
 
 
 @pytest.mark.parametrize("url", ["http://:secret@x", "redis://:secret@x:port/0"])

@@ -18,10 +18,8 @@ from typing import Any, cast
 
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from headrace import redis_url, run_identity, tls
+from headrace import redis_url, run_identity
 from headrace.config import RunConfig
 from headrace.data import dataset
 from headrace.data.rows import Row
@@ -29,7 +27,7 @@ from headrace.endings import EX_CONFIG, EX_UNAVAILABLE
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.memory import too_small
-from headrace.redis_connect import LOGIN_REFUSED, VOLATILE, login_refused
+from headrace.redis_connect import LOGIN_REFUSED, VOLATILE, connect_async, login_refused
 from headrace.redis_settings import memory_limit, server_settings
 from headrace.wire import Int32Array, encode_prompt
 from headrace_queue.feeder import make_prompt
@@ -53,13 +51,7 @@ async def connect(url: str, timeout_s: float, patience_s: float = 0.0) -> redis.
     services start in any order, and has `timeout_s` seconds for each answer. Raises Fatal."""
     try:
         where = redis_url.parse(url).where
-        client = redis.asyncio.Redis.from_url(
-            url,
-            socket_connect_timeout=timeout_s,
-            socket_timeout=timeout_s,
-            **tls.redis_options(url),
-            retry=Retry(NoBackoff(), 0),  # retries are the ledger client's, which knows what may be repeated
-        )
+        client = connect_async(url, timeout_s)
     except ValueError as error:
         raise config_problem(f"the Redis URL {redis_url.masked(url)} cannot be used: {error}") from None
     patience_s = max(patience_s, timeout_s)

@@ -29,6 +29,7 @@ from headrace.config_load import ConfigError, load
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_UNAVAILABLE, say_why
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LedgerWentBack, LoginRefused
 from headrace.ledger_record import LedgerRecord
+from headrace.net import PortTaken, claimed_path, unix_address
 from headrace.redis_connect import connect_async
 from headrace.startup import until_configured
 from headrace.v1 import sync_pb2, sync_pb2_grpc
@@ -76,17 +77,27 @@ async def serve(args: argparse.Namespace) -> int:
     reflection.enable_server_reflection(
         (name, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), server
     )
+    where = unix_address(args.socket) if args.socket else f"{args.host}:{args.port}"
     try:
-        port = tls.listen(server, f"{args.host}:{args.port}")
+        if args.socket:
+            claimed_path(args.socket)  # until this process ends
+        port = tls.listen(server, where)
+    except PortTaken as error:
+        say_why("coordinator", error)
+        return EX_CONFIG
     except RuntimeError as error:
-        say_why("coordinator", f"cannot listen on {args.host}:{args.port}: {error}")
+        say_why("coordinator", f"cannot listen on {where}: {error}")
         return EX_CONFIG
     await driver.recover()  # with the port in hand: a second start by mistake must not fence the first
     if args.metrics_port:
-        start_http_server(args.metrics_port, args.host)
+        try:
+            start_http_server(args.metrics_port, args.host)
+        except OSError as error:  # another user may have taken the port of one that crashed: no reason to end
+            log.error("metrics are not served", extra={"port": args.metrics_port, "error": str(error)})
     await server.start()
     await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-    log.info("serving", extra={"host": args.host, "port": port})
+    at = {"socket": str(args.socket)} if args.socket else {"host": args.host, "port": port}
+    log.info("serving", extra=at)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -139,6 +150,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True, help="the run's configuration file")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=50051)
+    parser.add_argument("--socket", type=Path, help="listen on this Unix socket instead of host and port")
     parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus port; 0 for none")
     args = parser.parse_args()
     logs.setup("coordinator")

@@ -25,7 +25,13 @@ from pathlib import Path
 from headrace import environment
 from headrace.config import RunConfig
 from headrace.endings import EX_CONFIG, EX_FAILED, EX_STOPPED, FINAL, say_why
-from headrace.net import GLOO_INTERFACE, bound_socket, interface_address, interface_of, is_loopback
+from headrace.net import (
+    GLOO_INTERFACE,
+    address_facing,
+    bound_socket,
+    interface_of,
+    is_loopback,
+)
 from headrace.service.guardian import MARK, kill_marked
 from headrace.service.spawn import die_with
 from headrace.v1 import sync_pb2 as pb
@@ -94,7 +100,7 @@ class Launcher:
         name = f"{self._args.node_name or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         failures = 0
         coordinator = environment.coordinator()
-        here = self._args.node_address or interface_address(coordinator.rsplit(":", 1)[0])
+        here = self._args.node_address or address_facing(coordinator)
         while True:
             store = _store_socket(here)
             stream = LaunchStream(

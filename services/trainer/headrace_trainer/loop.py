@@ -21,7 +21,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger_record import LedgerRecord
 from headrace.model_files import vocabulary_size
-from headrace.net import interface_address
+from headrace.net import address_facing
 from headrace.redis_connect import connect
 from headrace.sample_checks import SampleReader
 from headrace.trained_log import TrainedLog
@@ -152,7 +152,7 @@ class Trainer:
         gc.freeze()  # what is loaded stays: full collections need not walk it
 
     def _host(self) -> str:
-        return interface_address(environment.coordinator().rsplit(":", 1)[0])
+        return address_facing(environment.coordinator())
 
     # -- loop ------------------------------------------------------------------------------------
 
