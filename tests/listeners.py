@@ -60,16 +60,23 @@ def command_of(pid: int) -> str:
 
 def open_unix_sockets(pids: Iterable[int]) -> set[str]:
     """Unix sockets of these processes to which users other than ours may connect: name and why."""
+    found = set()
+    for name in unix_sockets(pids):
+        if name.startswith("@") or not name:
+            found.add(f"{name}: an abstract name, which has no permissions")
+        elif _others_may_connect(Path(name)):
+            found.add(f"{name}: others may write to it")
+    return found
+
+
+def unix_sockets(pids: Iterable[int]) -> set[str]:
+    """Names of the Unix sockets on which these processes listen."""
     inodes = {inode for pid in pids for inode in _socket_inodes(pid)}
     found = set()
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         _, _, _, flags, _, _, inode, *path = line.split(maxsplit=7)
         if int(flags, 16) & _LISTENS and inode in inodes:
-            name = path[0] if path else ""
-            if name.startswith("@") or not name:
-                found.add(f"{name}: an abstract name, which has no permissions")
-            elif _others_may_connect(Path(name)):
-                found.add(f"{name}: others may write to it")
+            found.add(path[0] if path else "")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.metrics.row_keys import CANARY, PEAK, SAVES, SYNC, TELEMETRY, TIMING_S_REWARD, problems
 from headrace.metrics_doc import services
+from headrace.runner.scratch import PREFIX
+from headrace.runner.services import COORDINATOR_SOCKET, REDIS_SOCKET
 from tests import monitoring, no_compiler
 from tests.integration.run_process import (
     SAMPLES_PER_UPDATE,
@@ -36,8 +39,10 @@ from tests.listeners import (
     other_addresses,
     outward,
     tree_of,
+    unix_sockets,
 )
 
+ON_SOCKETS = {"valkey-server": REDIS_SOCKET, "headrace_coordinator": COORDINATOR_SOCKET}
 READING = ("trainer.logger=[console,tensorboard]", "dump.samples_per_update=32")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -86,6 +91,7 @@ def look_at_doors(pid: int) -> dict[str, Any]:
         "listeners": [asdict(one) for one in sorted(there)],
         "reached": [(a, one.process) for one in there for a in other_addresses() if answers(a, one.port)],
         "open": sorted(open_unix_sockets(pids)),
+        "unix": {part: sorted(unix_sockets(p for p in pids if part in command_of(p))) for part in ON_SOCKETS},
         # Everybody may see them: no secret may be in this file, as in no other.
         "commands": [command_of(one) for one in sorted(pids)],
     }
@@ -99,7 +105,6 @@ def test_nothing_listens_but_on_loopback(finished: tuple[Run, str]) -> None:
     assert doors["reached"] == []
     assert doors["open"] == []
     for part in (
-        "valkey-server",
         "headrace_coordinator",
         "headrace_queue",
         "headrace_rollouter",
@@ -108,6 +113,18 @@ def test_nothing_listens_but_on_loopback(finished: tuple[Run, str]) -> None:
         "headrace_trainer.worker",
     ):
         assert any(part in one.process for one in there), f"{part} has not been looked at"
+
+
+def test_what_is_sent_a_secret_listens_where_others_cannot(finished: tuple[Run, str]) -> None:
+    """No port that another user could take, but for the coordinator's metrics, which are sent none."""
+    run, _ = finished
+    doors = json.loads((run.directory / "doors.json").read_text())
+    for part, name in ON_SOCKETS.items():
+        (path,) = doors["unix"][part]
+        assert re.fullmatch(rf".*/{PREFIX}\w+/{name}", path)
+    metrics = int(run.endpoints["metrics"]["coordinator"].split(":")[2].split("/")[0])
+    ports = [one["port"] for one in doors["listeners"] if any(part in one["process"] for part in ON_SOCKETS)]
+    assert ports == [metrics]
 
 
 def rollouters_have_measured(run: Run) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import tempfile
 from pathlib import Path
@@ -13,6 +14,8 @@ from headrace.records.layout import RunLayout
 from headrace.runner.services import accepts, choose_endpoints, service_table
 from headrace.tls import VARIABLES
 from tests.unit.test_config import GOOD
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("host", "expected"), [("127.0.0.1", "lo"), ("0.0.0.0", "eth7")])
@@ -58,3 +61,25 @@ def test_accepts() -> None:
         listener.close()
         assert path.exists()
         assert not accepts(path)
+
+
+def test_no_part_of_a_run_sends_a_secret_by_http() -> None:
+    """Another user may have taken the port. Who speaks HTTP is on this list; our own send no header."""
+    client = re.compile(
+        r"^ *(?:import|from) (urllib\.request|http\.client|httpx|aiohttp|requests|urllib3)\b", re.M
+    )
+    code = [file for part in ("headrace", "services") for file in (ROOT / part).rglob("*.py")]
+    ours = {
+        "services.py": "the runner's readiness checks",
+        "reachable.py": "a test of a release in a cluster",
+    }
+    theirs = {
+        "remote.py": "a reward of the user's, elsewhere, with a key of its own",
+        "api.py": "the Kubernetes API",
+    }
+    found = {file.name: file for file in code if client.search(file.read_text())}
+    assert found.keys() == {*ours, *theirs}
+    for name in ours:
+        text = found[name].read_text()
+        assert re.search(r"urllib\.request\.\w+", text)
+        assert not re.search("header|authorization", text, re.IGNORECASE), name
