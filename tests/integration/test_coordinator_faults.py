@@ -339,13 +339,15 @@ async def test_on_a_unix_socket_it_is_the_only_one_and_follows_one_that_was_kill
         assert c.address.startswith("unix:/tmp/a%20%2541")
         member = await c.member("a")
         first = c.process
-        c.start()
-        assert await c.exit_code() == 78
-        assert f"cannot listen on {path}: another process does" in c.log()
         assert first is not None
-        assert member.status is None, "its stream goes on"
-        first.kill()
-        first.wait(10)
+        try:
+            c.start()
+            assert await c.exit_code() == 78
+            assert f"cannot listen on {path}: another process does" in c.log()
+            assert member.status is None, "its stream goes on"
+        finally:
+            first.kill()
+            first.wait(10)
         assert path.exists(), "left behind"
         await c.up()
         await c.member("b")
