@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +122,24 @@ def said(client: socket.socket, count: int) -> bytes:
     while len(found) < count:
         found += client.recv(count - len(found))
     return found
+
+
+def test_a_line_to_a_socket_whose_path_comes_with_the_server() -> None:
+    """The coordinator of a run under faults."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, socket.socket(socket.AF_UNIX) as server:
+        path = Path(folder) / "server.sock"
+        proxy = Proxy(lambda: path if path.exists() else None)
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10.0) as early:
+            with contextlib.suppress(ConnectionResetError):
+                assert early.recv(1) == b"", "as where nobody listens"
+        server.bind(str(path))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10.0) as client:
+            link, _ = server.accept()
+            link.sendall(b"hello")
+            assert said(client, 5) == b"hello"
+            link.close()
+        proxy.close()
 
 
 def test_lines_are_as_bad_as_they_are_told_to_be(echo: tuple[Proxy, socket.socket]) -> None:
