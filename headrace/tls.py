@@ -10,7 +10,9 @@ is replaced in place (a mounted Secret) is used without a restart. The token is 
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +26,40 @@ _NO_PROXY: Options = (("grpc.enable_http_proxy", 0),)
 """gRPC would take `https_proxy`, which is there for downloads, for the way to services, too."""
 
 
+log = logging.getLogger("headrace.tls")
+
+AT_MOST_S = 60.0
+"""A file that cannot be read is waited for so long at most: a Secret may just be mounted, or replaced."""
+_AGAIN_S = 0.2
+
+
 class TlsError(ValueError):
     """The environment names files that cannot be used."""
+
+
+class NotThere(TlsError):
+    """A file cannot be read, which may pass."""
+
+
+class Patience:
+    """One wait for files that cannot be read yet, of `seconds`, and of AT_MOST_S at most."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = min(seconds, AT_MOST_S)
+        self._deadline = time.monotonic() + self._seconds
+        self._told = False
+
+    def after(self, error: NotThere) -> float:
+        """After an attempt that has failed: seconds until the next. Raises TlsError when the time is up."""
+        if time.monotonic() >= self._deadline:
+            waited = f"after {self._seconds:g} s of waiting (at most services.start_timeout_s)"
+            raise TlsError(f"{error}, {waited}; mount the file, or correct the path") from None
+        if not self._told:
+            self._told = True
+            log.warning(
+                "waiting for certificate files", extra={"why": str(error), "at_most_s": self._seconds}
+            )
+        return min(_AGAIN_S, self._seconds)
 
 
 @dataclass(frozen=True)
@@ -37,13 +71,13 @@ class Files:
     ca: Path
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """(certificate chain, key, authority). Raises TlsError; never shows their contents."""
+        """(certificate chain, key, authority). Raises NotThere; never shows their contents."""
         found = []
         for name, path in zip(VARIABLES, (self.cert, self.key, self.ca), strict=True):
             try:
                 found.append(path.read_bytes())
             except OSError as error:
-                raise TlsError(f"{name}: {path} cannot be read: {error.strerror}") from None
+                raise NotThere(f"{name}: {path} cannot be read: {error.strerror}") from None
         return found[0], found[1], found[2]
 
 
@@ -58,10 +92,15 @@ def files() -> Files | None:
     return Files(*(Path(value) for value in values.values()))
 
 
-def check() -> None:
-    """Raise TlsError when the environment asks for TLS with files that are not there."""
-    if (found := files()) is not None:
-        found.read()
+def wait(seconds: float) -> None:
+    """Until the files can be read that the environment names, if any. Raises TlsError; see Patience."""
+    patience = Patience(seconds)
+    while (found := files()) is not None:
+        try:
+            found.read()
+            return
+        except NotThere as error:
+            time.sleep(patience.after(error))
 
 
 def listen(server: Any, address: str) -> int:
@@ -89,33 +128,29 @@ def listen(server: Any, address: str) -> int:
 
 
 def channel(address: str, options: Options) -> Any:
-    """A channel for threads. Raises TlsError."""
+    """A channel for threads. `address`: a target of gRPC, `host:port` or `unix:PATH`. Raises TlsError."""
     import grpc
 
-    credentials = _credentials()
-    if credentials is None:
-        return grpc.insecure_channel(address, options=[*_NO_PROXY, *options])
-    return grpc.secure_channel(address, credentials, options=[*_NO_PROXY, *options])
+    return _channel(grpc, address, options)
 
 
 def aio_channel(address: str, options: Options) -> Any:
-    """A channel for asyncio. Raises TlsError."""
+    """The same for asyncio."""
+    import grpc.aio
+
+    return _channel(grpc.aio, address, options)
+
+
+def _channel(kind: Any, address: str, options: Options) -> Any:
+    """`kind`: the module that makes them."""
     import grpc
 
-    credentials = _credentials()
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=[*_NO_PROXY, *options])
-    return grpc.aio.secure_channel(address, credentials, options=[*_NO_PROXY, *options])
-
-
-def _credentials() -> Any:
-    import grpc
-
-    found = files()
+    found, options = files(), [*_NO_PROXY, *options]
     if found is None:
-        return None
+        return kind.insecure_channel(address, options=options)
     cert, key, ca = found.read()
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+    credentials = grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+    return kind.secure_channel(address, credentials, options=options)
 
 
 def redis_options(url: str) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What the processes of a run share, whatever service they are of."""
+"""What the processes of a run share: how one starts, keeps its stream to the coordinator, and ends."""

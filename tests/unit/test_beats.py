@@ -175,7 +175,7 @@ async def test_one_that_was_expired_drops_its_work_and_pauses_by_itself() -> Non
     member = member_of(engine, worker)
     assert await member.expired(Members())  # type: ignore[arg-type]
     assert (worker.did, engine.pauses) == (["dropped", "paused"], 1)
-    (report,) = [member._reports.get_nowait() for _ in range(member._reports.qsize())]
+    (report,) = [member.stream.outgoing.get_nowait() for _ in range(member.stream.outgoing.qsize())]
     assert report.WhichOneof("report") == "paused"
 
 
@@ -183,7 +183,7 @@ async def test_one_that_was_taken_in_again_meanwhile_drops_only_what_it_has_lost
     engine, worker = Engine(), Worker()
     member = member_of(engine, worker)
     await member.expired(Members(OWNER))  # type: ignore[arg-type]
-    assert (worker.did, engine.pauses, member._reports.qsize()) == (["dropped what is lost"], 0, 0)
+    assert (worker.did, engine.pauses, member.stream.outgoing.qsize()) == (["dropped what is lost"], 0, 0)
 
 
 async def test_a_ledger_that_does_not_answer_costs_no_turn_and_no_work(
@@ -230,17 +230,24 @@ async def test_an_expulsion_is_heard_while_another_command_takes_its_time() -> N
 
     class Stub:
         def Member(self, reports: Any, metadata: Any) -> Any:
-            async def commands() -> Any:
-                yield pb.MemberCommand(pause=pb.MemberPause())
-                yield pb.MemberCommand(expelled=pb.Expelled(reason="did not pause in time"))
-                await asyncio.Event().wait()
+            return Call()
 
-            return commands()
+    class Call:
+        async def initial_metadata(self) -> None:
+            pass
+
+        def done(self) -> bool:
+            return False
+
+        async def __aiter__(self) -> Any:
+            yield pb.MemberCommand(pause=pb.MemberPause())
+            yield pb.MemberCommand(expelled=pb.Expelled(reason="did not pause in time"))
+            await asyncio.Event().wait()
 
     member = member_of(Hangs(), Worker())
     member._config.sync = SimpleNamespace(pause_timeout_s=60.0, rendezvous_timeout_s=60.0)
     with pytest.raises(Expelled, match="did not pause in time"):
-        await asyncio.wait_for(member._stream(Stub()), 10)  # type: ignore[arg-type]
+        await asyncio.wait_for(member.stream._connection(Stub()), 10)
 
 
 async def test_what_would_be_let_finish_is_not_waited_for_once_it_is_others() -> None:
@@ -249,11 +256,9 @@ async def test_what_would_be_let_finish_is_not_waited_for_once_it_is_others() ->
     worker.trace = SimpleNamespace(slice=lambda *_, **__: contextlib.nullcontext())  # type: ignore[attr-defined]
     engine.generated_tokens = 0  # type: ignore[attr-defined]
     member = member_of(engine, worker)
-    commands: asyncio.Queue[pb.MemberCommand | None] = asyncio.Queue()
-    commands.put_nowait(pb.MemberCommand(pause=pb.MemberPause(finish_through=1)))
-    commands.put_nowait(None)
-    pausing = asyncio.create_task(member._deal(commands))
-    await until(lambda: member._reports.qsize() > 0, "it to let work finish")
+    command = pb.MemberCommand(pause=pb.MemberPause(finish_through=1))
+    pausing = asyncio.create_task(member._deal(command))
+    await until(lambda: member.stream.outgoing.qsize() > 0, "it to let work finish")
     await asyncio.wait_for(member.expired(Members()), 10)  # type: ignore[arg-type]
     await asyncio.wait_for(pausing, 10)
     assert worker.did == ["paused", "dropped"]

@@ -140,7 +140,7 @@ def test_who_waits_for_a_commit_beats(directory: Path, monkeypatch: pytest.Monke
     assert heartbeat.age_s(directory) < 50.0
     with pytest.raises(SyncFailed, match="h:1 committed nothing in"):
         waiting._commit(time.monotonic() - 1.0)
-    client._failure = "no more"
+    client._failure = SyncFailed("no more")
     with pytest.raises(SyncFailed, match="no more"):
         waiting._commit(time.monotonic() + 60.0)
     (directory / "stop").touch()

@@ -136,7 +136,7 @@ async def test_a_pause_waits_for_old_work_only() -> None:
     del w._oldest["brought"]
     await asyncio.wait_for(pausing, 5)
     assert engine.pauses == 1
-    reports = [member._reports.get_nowait() for _ in range(member._reports.qsize())]
+    reports = [member.stream.outgoing.get_nowait() for _ in range(member.stream.outgoing.qsize())]
     assert [r.WhichOneof("report") for r in reports][-1] == "paused"
     assert not w.serving.is_set()
 

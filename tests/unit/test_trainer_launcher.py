@@ -16,12 +16,11 @@ from typing import Any
 import grpc
 import pytest
 
-from headrace import tls
 from headrace.config import RunConfig
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_coordinator.launches import IN_ORDER
-from headrace_trainer import heartbeat, launch_stream, launcher, verdict
+from headrace_trainer import heartbeat, launcher, verdict
 from headrace_trainer.launch_stream import LaunchStream
 from headrace_trainer.launcher import EX_STOPPED, Launcher
 from tests.unit.test_config import GOOD
@@ -57,25 +56,6 @@ def address(coordinator: Coordinator) -> Iterator[str]:
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None).wait()
-
-
-@pytest.mark.parametrize("error", [tls.TlsError("half of a replacement"), RuntimeError("whatever")])
-def test_no_error_ends_the_stream(address: str, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Certificates that are just being replaced, say: the launcher would wait for ever."""
-    errors, real = [error, error], tls.channel
-
-    def channel(*args: Any, **kwargs: Any) -> Any:
-        if errors:
-            raise errors.pop()
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(launch_stream.tls, "channel", channel)
-    stream = LaunchStream(address, "", "node-a", 2, "127.0.0.1:1")
-    started = pb.NodeStart(launch="L1", store="127.0.0.1:1")
-    assert until(lambda: stream._launch or not stream._thread.is_alive(), "the launch", 15.0) == started
-    assert stream.wait(lambda: False) == started
-    stream.close()
-    assert not stream._thread.is_alive()
 
 
 @pytest.fixture
@@ -173,7 +153,7 @@ def test_ranks_that_save_are_not_ended_with_their_launch(
     saving = f"cd {folder}; until [ -e stop ]; do sleep 0.1; done; sleep 1; touch saved; cp ../verdict.json ."
     monkeypatch.setattr(launcher, "_command", lambda *_: ["sh", "-c", saving])
     stream = LaunchStream.__new__(LaunchStream)  # without its thread
-    stream._state, stream._over = threading.Condition(), None
+    stream._state, stream._over, stream._failure = threading.Condition(), None, None
 
     def stop() -> bool:
         (folder / launcher.STARTED).touch()
@@ -217,6 +197,6 @@ def test_the_ranks_are_watched_while_they_are_there(made: Launcher, tmp_path: Pa
 def test_a_launcher_that_waits_for_others_is_alive(tmp_path: Path) -> None:
     heartbeat.Launch(tmp_path)
     stream = LaunchStream.__new__(LaunchStream)  # without its thread
-    stream._state, stream._launch, stream._refused = threading.Condition(), None, ""
+    stream._state, stream._launch, stream._failure = threading.Condition(), None, None
     os.utime(tmp_path / "launcher", (1.0, 1.0))
     assert stream.wait(lambda: heartbeat.age_s(tmp_path) < 50.0) is None

@@ -44,6 +44,7 @@ from headrace.net import PortTaken, bound_socket
 from headrace.redis_connect import connect, connect_async
 from headrace.reward import RewardError, build_scorer
 from headrace.sample_checks import SampleReader
+from headrace.service.reconnecting_stream import CoordinatorRefused
 from headrace.startup import until_configured
 from headrace.telemetry import RolloutTelemetry
 from headrace.trace import recorder
@@ -59,7 +60,10 @@ log = logging.getLogger("headrace.rollouter")
 
 _END_S = 10.0
 """What is left of a failed rollouter may take to end, before the process ends without it."""
-_UNDERSTOOD = (EngineFailed, Expelled, LedgerUnavailable, LedgerWentBack, LoginRefused)
+_UNDERSTOOD = (
+    *(EngineFailed, Expelled, CoordinatorRefused, tls.TlsError),
+    *(LedgerUnavailable, LedgerWentBack, LoginRefused),
+)
 
 
 class PartFailed(RuntimeError):
@@ -78,7 +82,7 @@ class Rollouter:
 
     async def run(self) -> int:
         config = self.config
-        tls.check()
+        await asyncio.to_thread(tls.wait, config.services.start_timeout_s)
         listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
         nccl = nccl_version(config.sync.transport)  # so does a missing NCCL
         scorer = build_scorer(config)
@@ -135,6 +139,7 @@ class Rollouter:
             environment.coordinator(),
             environment.token(),
             nccl,
+            config.services.start_timeout_s,
         )
         app = build_app(self.engine, lambda: self.member.connected, self._missing)
         server = uvicorn.Server(
@@ -271,6 +276,7 @@ _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (EX_BEYOND_REPAIR, (LedgerWentBack,)),
     (EX_SOFTWARE, (EngineFailed, Expelled, PartFailed, PortTaken)),
     (EX_CONFIG, (ConfigError, RewardError, EnvironmentFailed, CommunicatorError, LoginRefused, ValueError)),
+    (EX_CONFIG, (CoordinatorRefused,)),
 )
 
 

@@ -1,8 +1,7 @@
 """The member's side of the coordinator's stream: reports up, commands down.
 
-The stream may break and come back at any time; a paused engine stays paused meanwhile. Commands of a
-lower term than the highest one seen are refused. They are dealt with one after the other, but an expulsion is
-heard at once, whatever is being dealt with.
+A paused engine stays paused while the stream is broken. Commands are dealt with one after the other, but an
+expulsion is heard at once, whatever is being dealt with.
 """
 
 from __future__ import annotations
@@ -11,19 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable
+from collections.abc import Awaitable
 
-import grpc
-
-from headrace import coordinator_stream, tls
 from headrace.config import RunConfig
-from headrace.coordinator_stream import Outage
-from headrace.environment import bearer
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.metrics import rollouter as metrics
+from headrace.service.reconnecting_stream import ReconnectingStream
 from headrace.v1 import sync_pb2 as pb
-from headrace.v1 import sync_pb2_grpc
 from headrace_rollouter.engine import Engine, EngineFailed
 from headrace_rollouter.work import Worker
 
@@ -31,10 +25,11 @@ log = logging.getLogger("headrace.rollouter.member")
 
 _PROGRESS_S = 1.0
 _ASK_S = 5.0
+_LEAVE_S = 5.0
 
 
 class Expelled(RuntimeError):
-    """The coordinator expired this incarnation, or refuses it; the process must start anew."""
+    """The coordinator expired this incarnation; the process must start anew."""
 
 
 class Member:
@@ -47,26 +42,33 @@ class Member:
         address: str,
         token: str,
         nccl: str = "",
+        certificates_s: float = 0.0,
     ) -> None:
         self._config = config
         self._engine = engine
         self._worker = worker
         self._incarnation = incarnation
-        self._address = address
-        self._metadata = bearer(token)
         self._nccl = nccl
-        self._reports: asyncio.Queue[pb.MemberReport] = asyncio.Queue()
-        self._term = 0
+        self.stream: ReconnectingStream[pb.MemberReport, pb.MemberCommand] = ReconnectingStream(
+            address,
+            token,
+            "Member",
+            self._hello,
+            self._deal,
+            log=log,
+            certificates_s=certificates_s,
+            admit=_raise_if_expelled,
+        )
         self._paused_ns = time.monotonic_ns()
         self._session = 0
         self._turn = asyncio.Lock()
         """Held while a command, or the news that this incarnation was expired, is dealt with."""
         self._was_expired = False
         """That news waits for its turn."""
-        self._outage = Outage(log)
-        self.connected = False
-        self.left = asyncio.Event()
-        """Set whenever a stream has ended."""
+
+    @property
+    def connected(self) -> bool:
+        return self.stream.connected
 
     @property
     def _paused(self) -> bool:
@@ -74,78 +76,26 @@ class Member:
         return not self._worker.serving.is_set()
 
     async def run(self) -> None:
-        """Keeps the stream up for ever. Raises Expelled or EngineFailed."""
+        """Keep the stream up until `leave`. Raises Expelled, EngineFailed, CoordinatorRefused, TlsError."""
         await self._answered(self._engine.pause(), "paused")  # its hello says so
-        while True:
-            try:
-                async with tls.aio_channel(self._address, coordinator_stream.CLIENT) as channel:
-                    await self._stream(sync_pb2_grpc.CoordinatorStub(channel))
-                pause = self._outage.pause()
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    raise Expelled(f"{self._address} refuses the token: {error.details()}") from error
-                pause = self._outage.lost(code=str(error.code()), details=error.details())
-            finally:
-                self.connected = False
-                self.left.set()
-            await asyncio.sleep(pause)
+        await self.stream.run()
 
-    async def _stream(self, stub: sync_pb2_grpc.CoordinatorStub) -> None:
-        self._reports = asyncio.Queue()
-        self._report(
-            hello=pb.MemberHello(
-                incarnation=self._incarnation,
-                workers=self._engine.workers,
-                version=self._worker.version,
-                paused=self._paused,
-                nccl=self._nccl,
-            )
+    def _hello(self) -> list[pb.MemberReport]:
+        hello = pb.MemberHello(
+            incarnation=self._incarnation,
+            workers=self._engine.workers,
+            version=self._worker.version,
+            paused=self._paused,
+            nccl=self._nccl,
         )
-        call = stub.Member(self._outgoing(), metadata=self._metadata)
-        commands: asyncio.Queue[pb.MemberCommand | None] = asyncio.Queue()
-        reading = asyncio.create_task(self._read(call, commands))
-        dealing = asyncio.create_task(self._deal(commands))
-        try:
-            await asyncio.wait({reading, dealing}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and not isinstance(reading.exception(), Expelled):
-                commands.put_nowait(None)  # what has come is dealt with; the next stream says what it came to
-                await dealing
-            for task in (reading, dealing):
-                if task.done():
-                    task.result()
-        finally:
-            for task in (reading, dealing):
-                task.cancel()
-            await asyncio.gather(reading, dealing, return_exceptions=True)
+        return [pb.MemberReport(hello=hello)]
 
-    async def _read(
-        self, call: AsyncIterable[pb.MemberCommand], commands: asyncio.Queue[pb.MemberCommand | None]
-    ) -> None:
-        async for command in call:
-            self.connected = True
-            self._outage.up()
-            if command.term < self._term:
-                log.warning(
-                    "command of an old term refused", extra={"term": command.term, "known": self._term}
-                )
-                continue
-            self._term = command.term
-            if command.HasField("expelled"):
-                raise Expelled(f"the coordinator refuses this rollouter: {command.expelled.reason}")
-            commands.put_nowait(command)
-
-    async def _deal(self, commands: asyncio.Queue[pb.MemberCommand | None]) -> None:
-        while (command := await commands.get()) is not None:
-            async with self._turn:
-                await self._on(command)
-
-    async def _outgoing(self) -> AsyncIterator[pb.MemberReport]:
-        reports = self._reports
-        while True:
-            yield await reports.get()
+    async def _deal(self, command: pb.MemberCommand) -> None:
+        async with self._turn:
+            await self._on(command)
 
     def _report(self, **report: object) -> None:
-        self._reports.put_nowait(pb.MemberReport(**report))  # type: ignore[arg-type]
+        self.stream.send(pb.MemberReport(**report))  # type: ignore[arg-type]
 
     async def _on(self, command: pb.MemberCommand) -> None:
         match command.WhichOneof("command"):
@@ -189,7 +139,7 @@ class Member:
             await self._answered(self._engine.pause(), "paused")
             self._paused_ns = time.monotonic_ns()
             self._worker.paused()
-        self._report(paused=pb.MemberPaused(term=self._term, round=pause.round))
+        self._report(paused=pb.MemberPaused(term=self.stream.term, round=pause.round))
 
     async def _let_finish(self, through: int) -> None:
         """Samples with tokens of version `through` or older end first; report tokens as they come.
@@ -220,7 +170,7 @@ class Member:
         except Exception as error:  # whatever the worker raised: the coordinator decides what follows
             self._failed(join.session, error)
             return
-        self._report(ready=pb.MemberReady(term=self._term, session=join.session))
+        self._report(ready=pb.MemberReady(term=self.stream.term, session=join.session))
 
     async def _load(self, load: pb.Load) -> None:
         trace = self._worker.trace
@@ -235,12 +185,12 @@ class Member:
             self._failed(load.session, error)
             return
         self._report(
-            loaded=pb.MemberLoaded(term=self._term, session=load.session, digest=digest, load_s=load_s)
+            loaded=pb.MemberLoaded(term=self.stream.term, session=load.session, digest=digest, load_s=load_s)
         )
 
     def _failed(self, session: int, error: BaseException) -> None:
         log.warning("transfer failed", extra={"session": session, "error": repr(error)[:500]})
-        self._report(failed=pb.MemberFailed(term=self._term, session=session, error=repr(error)[:2000]))
+        self._report(failed=pb.MemberFailed(term=self.stream.term, session=session, error=repr(error)[:2000]))
 
     async def _answered(self, verb: Awaitable[None], what: str) -> None:
         """Raises EngineFailed: nobody else notices an engine that lives and does not answer."""
@@ -273,7 +223,11 @@ class Member:
     async def leave(self) -> None:
         """Say goodbye, so that nobody waits for the lease; the coordinator then ends the stream."""
         if self.connected:
-            self.left = asyncio.Event()
-            self._report(leaving=pb.MemberLeaving())
+            self.stream.send_last(pb.MemberReport(leaving=pb.MemberLeaving()))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.left.wait(), 5.0)
+                await asyncio.wait_for(self.stream.ended.wait(), _LEAVE_S)
+
+
+def _raise_if_expelled(command: pb.MemberCommand) -> None:
+    if command.HasField("expelled"):
+        raise Expelled(f"the coordinator refuses this rollouter: {command.expelled.reason}")

@@ -50,10 +50,11 @@ def main() -> None:
     try:
         config = load(args.config)
         bind(config.trainer.cpus, "trainer.cpus")
-        tls.check()
+        tls.wait(config.services.start_timeout_s)
     except (ConfigError, tls.TlsError) as error:
         say_why("trainer", error)
         sys.exit(EX_CONFIG)
+    from headrace.service.reconnecting_stream import CoordinatorRefused
     from headrace_trainer import heartbeat
     from headrace_trainer.launcher import Launcher
 
@@ -61,7 +62,7 @@ def main() -> None:
         with _trace_of_others(config), tempfile.TemporaryDirectory(prefix="headrace-trainer-") as state:
             heart = heartbeat.Launch(args.heartbeat or Path(state) / "heartbeat")
             code = Launcher(config, args, Path(state), heart).run()
-    except ConfigError as error:
+    except (ConfigError, CoordinatorRefused, tls.TlsError) as error:
         say_why("trainer", error)
         code = EX_CONFIG
     sys.exit(code)

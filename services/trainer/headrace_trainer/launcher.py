@@ -24,19 +24,13 @@ from pathlib import Path
 
 from headrace import environment
 from headrace.config import RunConfig
-from headrace.endings import EX_CONFIG, EX_FAILED, EX_STOPPED, FINAL, say_why
-from headrace.net import (
-    GLOO_INTERFACE,
-    address_facing,
-    bound_socket,
-    interface_of,
-    is_loopback,
-)
+from headrace.endings import EX_FAILED, EX_STOPPED, FINAL, say_why
+from headrace.net import GLOO_INTERFACE, address_facing, bound_socket, interface_of, is_loopback
 from headrace.service.guardian import MARK, kill_marked
 from headrace.service.spawn import die_with
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import heartbeat, verdict
-from headrace_trainer.launch_stream import LaunchRefused, LaunchStream
+from headrace_trainer.launch_stream import LaunchStream
 
 log = logging.getLogger("headrace.trainer.launch")
 
@@ -72,7 +66,9 @@ class Launcher:
         self._heart = heart
 
     def run(self) -> int:
-        """Until the ranks are complete, were told to stop, or cannot go on; the exit code."""
+        """Until the ranks are complete, were told to stop, or cannot go on; the exit code.
+
+        Raises CoordinatorRefused and TlsError."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         if self._config.trainer.nnodes == 1:
@@ -81,11 +77,7 @@ class Launcher:
                 code = self._ranks(only, store, None)
             assert code is not None
         else:
-            try:
-                code = self._launches()
-            except LaunchRefused as error:
-                say_why("trainer", error)
-                return EX_CONFIG
+            code = self._launches()
         if code == EX_UNSAVED:
             return EX_STOPPED
         if code == 0 and self._args.stay:
@@ -104,7 +96,12 @@ class Launcher:
         while True:
             store = _store_socket(here)
             stream = LaunchStream(
-                coordinator, environment.token(), name, self._config.trainer.nnodes, _address(store)
+                coordinator,
+                environment.token(),
+                name,
+                self._config.trainer.nnodes,
+                _address(store),
+                self._config.services.start_timeout_s,
             )
             code: int | None = None
             try:

@@ -134,6 +134,7 @@ class Trainer:
                 environment.token(),
                 self.report.canary,
                 nccl_version(self.config.sync.transport),
+                self.config.services.start_timeout_s,
             )
         self.rounds = Rounds(
             self.config,

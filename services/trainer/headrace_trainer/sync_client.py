@@ -1,37 +1,42 @@
 """Rank 0's side of the coordinator's stream: asks for rounds, serves them from the snapshot.
 
-A thread keeps the stream up; whenever it comes back, an unanswered request is sent again (requests
-are idempotent). The training loop only calls `begin` and `wait`.
+Whenever the stream comes back, an unanswered request is sent again (requests are idempotent). The training
+loop only calls `begin`, `committed` and `tuning`.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import grpc
-
-from headrace import coordinator_stream, tls
 from headrace.comm import CommunicatorError
-from headrace.coordinator_stream import Outage
-from headrace.environment import bearer
+from headrace.service.reconnecting_stream import (
+    CoordinatorRefused,
+    ReconnectingStream,
+    StreamThread,
+    in_thread,
+)
 from headrace.staleness import StalenessRule
+from headrace.tls import TlsError
 from headrace.v1 import sync_pb2 as pb
-from headrace.v1 import sync_pb2_grpc
 from headrace_trainer import metrics
 from headrace_trainer.weight_server import MovedOn, WeightServer
 
 log = logging.getLogger("headrace.trainer.sync")
 
+_CLOSE_S = 10.0
 _WELCOME_S = 60.0
 """How long the coordinator may take to answer before the first round is begun without its word."""
 
 
 class SyncFailed(RuntimeError):
     """The coordinator gave the round up, or did not answer in time."""
+
+
+class SyncRefused(SyncFailed):
+    """The coordinator cannot be reached as this service is configured."""
 
 
 class SyncClient:
@@ -45,54 +50,47 @@ class SyncClient:
         token: str,
         on_canary: Callable[[pb.CanaryReport], None],
         nccl: str = "",
+        certificates_s: float = 0.0,
     ) -> None:
         self._server = server
         self._lineage = lineage
         self._store = (store_host, store_port)
-        self._address = address
-        self._metadata = bearer(token)
         self._on_canary = on_canary
         self._nccl = nccl
-        self._out: queue.SimpleQueue[pb.TrainerReport | None] = queue.SimpleQueue()
         self._state = threading.Condition()
-        self._pending: pb.BeginSync | None = None
-        self._served: tuple[int, pb.Manifest] = (-1, pb.Manifest())
+        self._waiting: pb.BeginSync | None = None
+        """The request of the training loop that is not answered yet."""
         self._committed: pb.Committed | None = None
-        self._failure: str | None = None
-        self._bucket_bytes = 0
+        self._failure: SyncFailed | None = None
         self._tuning: pb.Tuning | None = None
         self._welcome = False
         """Whether a coordinator has answered."""
-        self._term = 0
-        self._outage = Outage(log)
-        self._stop = threading.Event()
-        self._call: grpc.Call | None = None
-        self._thread = threading.Thread(target=self._run, name="sync-client", daemon=True)
-        self._thread.start()
+        # The stream's thread alone uses these.
+        self._asked: pb.BeginSync | None = None
+        """The same request, from when the thread knows it: each connection sends it once."""
+        self._served: tuple[int, pb.Manifest] = (-1, pb.Manifest())
+        self._bucket_bytes = 0
+        self._stream: ReconnectingStream[pb.TrainerReport, pb.TrainerCommand] = ReconnectingStream(
+            address, token, "Trainer", self._hello, self._on, log=log, certificates_s=certificates_s
+        )
+        self._thread = StreamThread(self._stream, "sync-client", self._stream_failed)
 
     # -- training loop ---------------------------------------------------------------------------
 
     def begin(self, request: pb.BeginSync) -> None:
         """Ask for a round that brings everybody to `request.version`; returns at once."""
         with self._state:
-            assert self._pending is None, "one round at a time"
-            self._pending = request
+            assert self._waiting is None, "one round at a time"
+            self._waiting = request
             self._committed = None
-            self._bucket_bytes = request.manifest.bucket_bytes
-            # Inside the lock: a stream that reconnects just now sends it itself.
-            self._out.put(pb.TrainerReport(begin=request))
-
-    @property
-    def pending(self) -> bool:
-        with self._state:
-            return self._pending is not None
+        self._thread.call(self._ask, request)
 
     def committed(self, wait_s: float = 0.0) -> pb.Committed | None:
         """The commit of the round begun last, if it comes within `wait_s` seconds. Raises SyncFailed."""
         with self._state:
             self._state.wait_for(lambda: self._committed is not None or self._failure is not None, wait_s)
             if self._failure is not None:
-                raise SyncFailed(self._failure)
+                raise self._failure
             return self._committed
 
     def tuning(self, rule: StalenessRule) -> tuple[int, float]:
@@ -104,103 +102,59 @@ class SyncClient:
         return (found.sync_steps, found.staleness_threshold) if found else (rule.sync_steps, rule.threshold)
 
     def close(self) -> None:
-        self._stop.set()
-        self._out.put(None)
-        if self._call is not None:
-            self._call.cancel()
-        self._thread.join(timeout=10.0)
+        self._thread.close(_CLOSE_S)
 
     # -- thread ----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                with tls.channel(self._address, coordinator_stream.CLIENT) as channel:
-                    self._stream(sync_pb2_grpc.CoordinatorStub(channel))
-                pause = self._outage.pause()
-            except grpc.RpcError as error:
-                code = error.code() if isinstance(error, grpc.Call) else error
-                if code is grpc.StatusCode.UNAUTHENTICATED:
-                    self._fail(f"the coordinator at {self._address} refuses the token (HEADRACE_TOKEN)")
-                    return
-                if self._stop.is_set():
-                    return
-                details = error.details() if isinstance(error, grpc.Call) else None
-                pause = self._outage.lost(code=str(code), details=details)
-            except Exception as error:  # the training loop must hear of it, or it would wait in vain
-                log.exception("sync client failed")
-                self._fail(f"sync client failed: {error!r}")
-                return
-            self._stop.wait(pause)
-
-    def _stream(self, stub: sync_pb2_grpc.CoordinatorStub) -> None:
-        out: queue.SimpleQueue[pb.TrainerReport | None] = queue.SimpleQueue()
+    def _hello(self) -> list[pb.TrainerReport]:
         version, manifest = self._served
-        out.put(
-            pb.TrainerReport(
-                hello=pb.TrainerHello(
-                    lineage=self._lineage,
-                    store_host=self._store[0],
-                    store_port=self._store[1],
-                    snapshot_version=version,
-                    manifest=manifest,
-                    nccl=self._nccl,
-                )
-            )
+        hello = pb.TrainerHello(
+            lineage=self._lineage,
+            store_host=self._store[0],
+            store_port=self._store[1],
+            snapshot_version=version,
+            manifest=manifest,
+            nccl=self._nccl,
         )
-        with self._state:
-            self._out = out
-            if self._pending is not None:
-                out.put(pb.TrainerReport(begin=self._pending))
+        again = [] if self._asked is None else [pb.TrainerReport(begin=self._asked)]
+        return [pb.TrainerReport(hello=hello), *again]
 
-        def outgoing() -> Iterator[pb.TrainerReport]:
-            while (report := out.get()) is not None:
-                yield report
+    def _ask(self, request: pb.BeginSync) -> None:
+        self._asked = request
+        self._bucket_bytes = request.manifest.bucket_bytes
+        self._stream.send(pb.TrainerReport(begin=request))
 
-        self._call = stub.Trainer(outgoing(), metadata=self._metadata)
-        try:
-            for command in self._call:
-                self._outage.up()
-                if command.term >= self._term:
-                    self._term = command.term
-                    self._on(command)
-        finally:
-            out.put(None)  # lets the sending side end
-
-    def _on(self, command: pb.TrainerCommand) -> None:
+    async def _on(self, command: pb.TrainerCommand) -> None:
         kind = command.WhichOneof("command")
         if kind in ("form", "send"):
             metrics.CLOCK.transfer_begins(time.monotonic())
         match kind:
             case "form":
-                form = command.form
-                try:
-                    self._server.form(form.rendezvous)
-                except CommunicatorError as error:
-                    self._report_failure(form.session, error)
-                else:
-                    self._out.put(
-                        pb.TrainerReport(ready=pb.TrainerReady(term=self._term, session=form.session))
-                    )
+                await self._form(command.form)
             case "send":
-                self._send(command.send)
+                await self._send(command.send)
             case "committed":
-                with self._state:
-                    if self._pending is not None and command.committed.version < self._pending.version:
-                        return  # the answer to an earlier request, sent again around a reconnect
-                    if self._pending is not None:
-                        self._served = (self._pending.version, self._pending.manifest)
-                    self._pending = None
-                    self._committed = command.committed
-                    self._state.notify_all()
+                self._on_committed(command.committed)
             case "welcome":
                 self._tune(command.welcome.tuning)
             case "tuning":
                 self._tune(command.tuning)
             case "rejected":
-                self._fail(command.rejected.reason)
+                self._fail(SyncFailed(command.rejected.reason))
             case "canary":
                 self._on_canary(command.canary)
+
+    def _on_committed(self, committed: pb.Committed) -> None:
+        with self._state:
+            waiting = self._waiting
+            if waiting is not None and committed.version < waiting.version:
+                return  # the answer to an earlier request, sent again around a reconnect
+            if waiting is not None:
+                self._served = (waiting.version, waiting.manifest)
+            self._waiting = None
+            self._committed = committed
+            self._state.notify_all()
+        self._asked = None
 
     def _tune(self, wanted: pb.Tuning) -> None:
         with self._state:
@@ -208,32 +162,43 @@ class SyncClient:
             self._tuning = wanted if wanted.sync_steps else self._tuning
             self._state.notify_all()
 
-    def _send(self, send: pb.Send) -> None:
+    async def _form(self, form: pb.FormGroup) -> None:
         try:
-            digest, seconds = self._server.send(send.version, self._bucket_bytes)
+            await in_thread(self._server.form, form.rendezvous)
+        except CommunicatorError as error:
+            self._report_failure(form.session, error)
+            return
+        ready = pb.TrainerReady(term=self._stream.term, session=form.session)
+        self._stream.send(pb.TrainerReport(ready=ready))
+
+    async def _send(self, send: pb.Send) -> None:
+        try:
+            digest, seconds = await in_thread(self._server.send, send.version, self._bucket_bytes)
         except CommunicatorError as error:
             self._report_failure(send.session, error)
             return
-        self._out.put(
-            pb.TrainerReport(
-                sent=pb.TrainerSent(term=self._term, session=send.session, digest=digest, transfer_s=seconds)
-            )
-        )
+        sent = pb.TrainerSent(term=self._stream.term, session=send.session, digest=digest, transfer_s=seconds)
+        self._stream.send(pb.TrainerReport(sent=sent))
 
     def _report_failure(self, session: int, error: Exception) -> None:
         log.warning("transfer failed", extra={"session": session, "error": str(error)[:500]})
-        self._out.put(
-            pb.TrainerReport(
-                failed=pb.TrainerFailed(
-                    term=self._term,
-                    session=session,
-                    error=str(error)[:2000],
-                    moved_on=isinstance(error, MovedOn),
-                )
-            )
+        failed = pb.TrainerFailed(
+            term=self._stream.term,
+            session=session,
+            error=str(error)[:2000],
+            moved_on=isinstance(error, MovedOn),
         )
+        self._stream.send(pb.TrainerReport(failed=failed))
 
-    def _fail(self, reason: str) -> None:
+    def _stream_failed(self, error: Exception) -> None:
+        """The training loop must hear of it, or it would wait in vain."""
+        if isinstance(error, CoordinatorRefused | TlsError):
+            self._fail(SyncRefused(str(error)))
+            return
+        log.error("sync client failed", exc_info=error)
+        self._fail(SyncFailed(f"sync client failed: {error!r}"))
+
+    def _fail(self, failure: SyncFailed) -> None:
         with self._state:
-            self._failure = reason
+            self._failure = failure
             self._state.notify_all()

@@ -29,7 +29,7 @@ from headrace_trainer.launcher import AGENT
 from headrace_trainer.loop import NotFinite, NothingTrained, Trainer
 from headrace_trainer.ranks import Ranks, keep_to_share
 from headrace_trainer.rounds import sync_limit_s
-from headrace_trainer.sync_client import SyncFailed
+from headrace_trainer.sync_client import SyncFailed, SyncRefused
 from headrace_trainer.verdict import Verdict
 
 log = logging.getLogger("headrace.trainer")
@@ -97,7 +97,7 @@ def exit_code(error: Exception) -> int | None:
     match error:
         case CheckpointError():  # damaged, another run's, or of a history that this one has left
             return EX_BEYOND_REPAIR
-        case ConfigError() | CommunicatorError() | LoginRefused() | ValueError():
+        case ConfigError() | CommunicatorError() | LoginRefused() | SyncRefused() | ValueError():
             return EX_CONFIG
         case AdoptError() | LedgerWentBack():
             return EX_BEYOND_REPAIR  # what the weights have seen and what the ledger says do not fit
