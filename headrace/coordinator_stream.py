@@ -56,6 +56,18 @@ SERVER: Options = (
 )
 
 
+class TokenRefused(RuntimeError):
+    """The coordinator does not accept this service's token. The token was read once, at the start, so asking
+    again changes nothing: the service ends with EX_CONFIG (`endings` says what a restart does)."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"the coordinator at {address} refuses the token: give this service the HEADRACE_TOKEN that the "
+            "coordinator has, and start it again. In a cluster both read it from the run's Secret, key "
+            "token, when their containers start; docs/security.md, Credentials, says how it is replaced"
+        )
+
+
 class Outage:
     """Whether one stream is up, over all its connections. For one thread or one event loop."""
 

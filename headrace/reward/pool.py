@@ -25,7 +25,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from headrace.reward import frames
 from headrace.reward.function import RewardError
 from headrace.reward.keeper import KILL_S
 from headrace.reward.source import Judged, Response
+from headrace.service.module_command import module_command
 
 log = logging.getLogger("headrace.reward")
 
@@ -364,7 +364,7 @@ class _Process(asyncio.Protocol):
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Raises OSError."""
     return subprocess.Popen(
-        [sys.executable, "-m", "headrace.reward.keeper", str(connection.fileno()), str(os.getpid())],
+        module_command("headrace.reward.keeper", str(connection.fileno()), str(os.getpid())),
         stdin=subprocess.DEVNULL,
         stdout=2,  # what the function prints goes to the log
         pass_fds=[connection.fileno()],

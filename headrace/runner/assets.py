@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from headrace import demo
 from headrace.config import RunConfig
 from headrace.data.sources import is_source
 from headrace.runner import reward_probe
+from headrace.service.module_command import module_command
 
 DEMO_CACHE = Path(".cache/demo")
 
@@ -43,7 +43,7 @@ def demo_command(config: RunConfig) -> list[str]:
     task = demo_task(config)
     assert task is not None, "preflight has refused a configuration that names no demo or several"
     options = ["--task", task.name, "--seed", str(config.seed), "--cache-dir", str(DEMO_CACHE)]
-    return [sys.executable, "-m", "headrace.demo", *options]
+    return module_command("headrace.demo", *options)
 
 
 def absolute(config: RunConfig) -> RunConfig:

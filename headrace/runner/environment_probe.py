@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from headrace.config import RunConfig
 from headrace.config_env import EnvironmentConfig
 from headrace.environments.loading import EnvironmentFailed, load_environment
+from headrace.service.module_command import module_command
 
 _IMPORT_S = 60.0
 
@@ -27,7 +28,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     where = f"environment.path: {section.path}" if section.path else f"environment.name: {section.name}"
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "headrace.runner.environment_probe"],
+            module_command("headrace.runner.environment_probe"),
             input=section.model_dump_json().encode(),
             capture_output=True,
             timeout=_IMPORT_S,

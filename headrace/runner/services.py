@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import socket
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from headrace.environment import SECRET_FILES, without_secrets
 from headrace.net import LOOPBACK_INTERFACE, NCCL_INTERFACE, free_port, is_loopback, unix_address
 from headrace.records.layout import RunLayout
 from headrace.runner.processes import Service, command
+from headrace.service.module_command import module_command
 
 _PROBE_S = 0.5
 _LOCK_WAIT_S = 5.0
@@ -256,7 +256,7 @@ def _module(
 ) -> Service:
     """`python -m PACKAGE WORDS` as a service; `options` are fields of `Service`."""
     log = layout.log(name)
-    return Service(name, log, command([sys.executable, "-m", package, *words], log), env, stage=1, **options)
+    return Service(name, log, command(module_command(package, *words), log), env, stage=1, **options)
 
 
 def _valkey(config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[str, str]) -> Service:

@@ -27,6 +27,7 @@ from headrace.data.tokenizer import load_tokenizer, need_template
 from headrace.model_checks import Checked, check_model
 from headrace.reward import RewardError
 from headrace.runner import reward_probe
+from headrace.service.module_command import module_command
 
 MOST_PROMPTS = 5000
 """Prompts of each kind that are tokenised here; the queue service tokenises all of them at the start."""
@@ -151,7 +152,7 @@ def run(config: RunConfig, timeout_s: float) -> dict[str, Checked]:
     """The sections that were reached within `timeout_s`; the first that was not has that as its problem."""
     with tempfile.TemporaryDirectory(prefix="headrace-trial-") as folder:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.runner.trial"],
+            module_command("headrace.runner.trial"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from headrace import coordinator_stream, tls
-from headrace.coordinator_stream import Outage
+from headrace.coordinator_stream import Outage, TokenRefused
 from headrace.environment import bearer
 from headrace.v1 import sync_pb2_grpc
 
@@ -37,10 +37,6 @@ T = TypeVar("T")
 
 class CoordinatorRefused(RuntimeError):
     """The coordinator does not take this service in as it is configured."""
-
-
-class TokenRefused(CoordinatorRefused):
-    """The coordinator has another token."""
 
 
 class ReconnectingStream(Generic[Report, Command]):
@@ -95,7 +91,8 @@ class ReconnectingStream(Generic[Report, Command]):
         self._last = True
 
     async def run(self) -> None:
-        """Keep the stream up. Raises CoordinatorRefused, TlsError, and whatever `on` and `admit` raise."""
+        """Keep the stream up. Raises TokenRefused, CoordinatorRefused, TlsError, and what `on` and `admit`
+        raise."""
         while True:
             try:
                 async with await self._channel() as channel:
@@ -123,10 +120,7 @@ class ReconnectingStream(Generic[Report, Command]):
 
     def _raise_if_refused(self, error: grpc.aio.AioRpcError) -> None:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            raise TokenRefused(
-                f"the coordinator at {self._address} refuses the token: give this service the HEADRACE_TOKEN "
-                "that the coordinator has"
-            ) from error
+            raise TokenRefused(self._address) from error
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise CoordinatorRefused(
                 f"the coordinator at {self._address} refuses this service: {error.details()}"
@@ -229,7 +223,7 @@ class StreamThread:
 
 
 async def in_thread(call: Callable[..., T], *args: object) -> T:
-    """`asyncio.to_thread` in a thread that the process does not wait for at its end: a collective may hang."""
+    """`asyncio.to_thread`, but the end of the process does not wait for the thread: a collective may hang."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -39,7 +39,7 @@ def commands() -> dict[tuple[str, ...], list[str]]:
             for container in pod.containers:
                 words = [*container["command"], *container.get("args", [])]
                 start = [w for w in words if not w.startswith("--")]
-                if words[0] in SCRIPTS or words[:2] == ["python3", "-m"]:
+                if words[0] in SCRIPTS or words[:3] == ["python3", "-P", "-m"]:
                     found.setdefault(tuple(start), []).extend(w for w in words if w.startswith("--"))
     return found
 
@@ -53,13 +53,13 @@ def test_every_service_is_started() -> None:
         "headrace-queue",
         "headrace-coordinator",
     }
-    modules = {words[2] for words in commands() if words[0] == "python3"}
+    modules = {words[3] for words in commands() if words[0] == "python3"}
     assert modules == {"headrace.demo", "headrace.reachable"}
 
 
 @pytest.mark.parametrize("words", sorted(commands()), ids=" ".join)
 def test_commands_have_these_options(words: tuple[str, ...]) -> None:
-    module = words[2] if words[0] == "python3" else SCRIPTS[words[0]].split(":")[0]
+    module = words[3] if words[0] == "python3" else SCRIPTS[words[0]].split(":")[0]
     done = subprocess.run(
         [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=120, check=True
     )
@@ -128,7 +128,7 @@ def test_the_trainers_probes_read_what_it_writes(tmp_path: Path) -> None:
         "what an earlier container left fails it until the launcher is there"
     )
     (there,) = [w.partition("=")[2] for w in container["args"] if w.startswith("--heartbeat=")]
-    assert words[3] == there
+    assert words[4] == there
     assert Path(there).parent.as_posix() in [m["mountPath"] for m in container["volumeMounts"]]
     here = [sys.executable, *(str(tmp_path / "beats") if w == there else w for w in words[1:])]
 

@@ -22,7 +22,8 @@ from headrace.ledger.replies import Stats
 from headrace.redis_connect import connect
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADRACE = [sys.executable, "-m", "headrace.cli.main"]
+HEADRACE = [sys.executable, "-P", "-m", "headrace.cli.main"]
+"""As the script `headrace`, which does not put the working directory on the path."""
 UPDATES = 8
 SAMPLES_PER_UPDATE = 16
 
@@ -64,10 +65,10 @@ class Run:
         file = self.directory / "logs" / f"{service}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
-    def start(self, *more: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, *more: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*HEADRACE, "run", "configs/demo.yaml", *self.overrides, *more],
-            cwd=ROOT,
+            [*HEADRACE, "run", str(ROOT / "configs" / "demo.yaml"), *self.overrides, *more],
+            cwd=cwd,
             env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -22,6 +22,7 @@ from headrace.runner.scratch import PREFIX
 from headrace.runner.services import COORDINATOR_SOCKET, REDIS_SOCKET
 from tests import monitoring, no_compiler
 from tests.integration.run_process import (
+    ROOT,
     SAMPLES_PER_UPDATE,
     UPDATES,
     Run,
@@ -41,6 +42,7 @@ from tests.listeners import (
     tree_of,
     unix_sockets,
 )
+from tests.traps import set_traps, sprung
 
 ON_SOCKETS = {"valkey-server": REDIS_SOCKET, "headrace_coordinator": COORDINATOR_SOCKET}
 READING = ("trainer.logger=[console,tensorboard]", "dump.samples_per_update=32")
@@ -54,7 +56,18 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> tuple[Run, str]:
+def working_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With modules of somebody's that have our names; the demo's files are those of other tests."""
+    folder = set_traps(tmp_path_factory.mktemp("work"))
+    (ROOT / ".cache").mkdir(exist_ok=True)
+    (folder / ".cache").symlink_to(ROOT / ".cache")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, temporary: Path, working_directory: Path
+) -> tuple[Run, str]:
     run = make_run(
         tmp_path_factory.mktemp("runs"),
         "finished",
@@ -68,7 +81,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> tuple
     # Where Gloo and NCCL would listen if nobody told them otherwise.
     interface, _ = outward() or ("lo", "")
     machine |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    process = run.start(*(f"--{name}" for name in prometheus), env={**machine, "TMPDIR": str(temporary)})
+    process = run.start(
+        *(f"--{name}" for name in prometheus),
+        env={**machine, "TMPDIR": str(temporary)},
+        cwd=working_directory,
+    )
     wait_for("an update", lambda: len(run.rows()) > 0, process, 300)
     (run.directory / "doors.json").write_text(json.dumps(look_at_doors(process.pid)))
     wait_for("half of the updates", lambda: len(run.rows()) >= UPDATES // 2, process, 300)
@@ -81,6 +98,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> tuple
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output[-6000:]
     return run, output
+
+
+def test_no_process_of_a_run_imports_from_the_working_directory(
+    finished: tuple[Run, str], working_directory: Path
+) -> None:
+    assert sprung(working_directory) == []
 
 
 def look_at_doors(pid: int) -> dict[str, Any]:

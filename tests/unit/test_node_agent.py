@@ -48,7 +48,7 @@ def command_of(
     words = launcher._command(CONFIG, ARGS, start, store, folder, folder)
     changed = {"--nnodes": str(nodes), "--nproc-per-node": str(ranks)}
     words = [f"{key}={changed[key]}" if (key := w.split("=")[0]) in changed else w for w in words]
-    return [*words[: words.index("-m", 3)], "rank.py"]
+    return [*words[: words.index("--no-python")], "rank.py"]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

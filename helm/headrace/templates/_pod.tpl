@@ -278,6 +278,7 @@ rollouter's image alone. */}}
   {{- if $demo }}
   command:
     - python3
+    - -P
     - -m
     - headrace.demo
     - --task={{ $demo }}

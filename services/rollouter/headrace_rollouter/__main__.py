@@ -31,6 +31,7 @@ from headrace.algorithms.checks import load_estimator
 from headrace.comm import CommunicatorError, nccl_version
 from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
+from headrace.coordinator_stream import TokenRefused
 from headrace.cores import bind
 from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_SOFTWARE, EX_UNAVAILABLE, say_why
 from headrace.engines import ENGINES
@@ -61,7 +62,7 @@ log = logging.getLogger("headrace.rollouter")
 _END_S = 10.0
 """What is left of a failed rollouter may take to end, before the process ends without it."""
 _UNDERSTOOD = (
-    *(EngineFailed, Expelled, CoordinatorRefused, tls.TlsError),
+    *(EngineFailed, Expelled, TokenRefused, CoordinatorRefused, tls.TlsError),
     *(LedgerUnavailable, LedgerWentBack, LoginRefused),
 )
 
@@ -276,7 +277,7 @@ _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (EX_BEYOND_REPAIR, (LedgerWentBack,)),
     (EX_SOFTWARE, (EngineFailed, Expelled, PartFailed, PortTaken)),
     (EX_CONFIG, (ConfigError, RewardError, EnvironmentFailed, CommunicatorError, LoginRefused, ValueError)),
-    (EX_CONFIG, (CoordinatorRefused,)),
+    (EX_CONFIG, (TokenRefused, CoordinatorRefused)),
 )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from headrace.config import RunConfig
 from headrace.net import GLOO_INTERFACE, LOOPBACK_INTERFACE
+from headrace.service.module_command import safe_path_for_children
 from headrace.trace import Recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.layout import units_from_pb
@@ -125,7 +126,9 @@ class Engine:
             disable_log_stats=False,
             **options,
         )
-        return cls(config, AsyncLLM.from_engine_args(args), stop_token_ids)
+        with safe_path_for_children():  # a model's class is looked at in a process that vLLM starts
+            llm = AsyncLLM.from_engine_args(args)
+        return cls(config, llm, stop_token_ids)
 
     # -- generation ------------------------------------------------------------------------------
 

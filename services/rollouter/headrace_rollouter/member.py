@@ -76,7 +76,8 @@ class Member:
         return not self._worker.serving.is_set()
 
     async def run(self) -> None:
-        """Keep the stream up until `leave`. Raises Expelled, EngineFailed, CoordinatorRefused, TlsError."""
+        """Keep the stream up until `leave`. Raises Expelled, EngineFailed, and what a ReconnectingStream
+        raises."""
         await self._answered(self._engine.pause(), "paused")  # its hello says so
         await self.stream.run()
 

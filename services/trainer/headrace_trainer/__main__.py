@@ -54,6 +54,7 @@ def main() -> None:
     except (ConfigError, tls.TlsError) as error:
         say_why("trainer", error)
         sys.exit(EX_CONFIG)
+    from headrace.coordinator_stream import TokenRefused
     from headrace.service.reconnecting_stream import CoordinatorRefused
     from headrace_trainer import heartbeat
     from headrace_trainer.launcher import Launcher
@@ -62,7 +63,7 @@ def main() -> None:
         with _trace_of_others(config), tempfile.TemporaryDirectory(prefix="headrace-trainer-") as state:
             heart = heartbeat.Launch(args.heartbeat or Path(state) / "heartbeat")
             code = Launcher(config, args, Path(state), heart).run()
-    except (ConfigError, CoordinatorRefused, tls.TlsError) as error:
+    except (ConfigError, TokenRefused, CoordinatorRefused, tls.TlsError) as error:
         say_why("trainer", error)
         code = EX_CONFIG
     sys.exit(code)

@@ -41,7 +41,7 @@ class LaunchStream:
 
     def wait(self, stopping: Callable[[], bool]) -> pb.NodeStart | None:
         """The launch, once all nodes are there, however long that takes: a node without its peers is a state,
-        not an error. None when `stopping`. Raises what has ended the stream: CoordinatorRefused, TlsError."""
+        not an error. None when `stopping`. Raises what has ended the stream (see ReconnectingStream)."""
         while not stopping():
             heartbeat.beat()
             with self._state:

@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -25,8 +24,15 @@ from pathlib import Path
 from headrace import environment
 from headrace.config import RunConfig
 from headrace.endings import EX_FAILED, EX_STOPPED, FINAL, say_why
-from headrace.net import GLOO_INTERFACE, address_facing, bound_socket, interface_of, is_loopback
+from headrace.net import (
+    GLOO_INTERFACE,
+    address_facing,
+    bound_socket,
+    interface_of,
+    is_loopback,
+)
 from headrace.service.guardian import MARK, kill_marked
+from headrace.service.module_command import module_command
 from headrace.service.spawn import die_with
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import heartbeat, verdict
@@ -68,7 +74,7 @@ class Launcher:
     def run(self) -> int:
         """Until the ranks are complete, were told to stop, or cannot go on; the exit code.
 
-        Raises CoordinatorRefused and TlsError."""
+        Raises TokenRefused, CoordinatorRefused and TlsError."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         if self._config.trainer.nnodes == 1:
@@ -219,12 +225,13 @@ def _command(
     """torchrun for this node."""
     serves = "" if start.number else f",fd={store.fileno()}"
     return [
-        sys.executable, "-m", "headrace_trainer.node_agent", str(state),
+        *module_command("headrace_trainer.node_agent", str(state)),
         f"--nnodes={config.trainer.nnodes}", f"--nproc-per-node={config.trainer.n_gpus_per_node}",
         f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={start.store}", f"--rdzv-id={start.launch}",
         f"--rdzv-conf=node={start.number},timeout={_MEET_S:g}{serves}",
         f"--local-addr={store.getsockname()[0]}",
-        "--max-restarts=0", "-m", "headrace_trainer.worker",
+        # torchrun's own `-m` would put the working directory first on the ranks' path.
+        "--max-restarts=0", "--no-python", *module_command("headrace_trainer.worker"),
         "--config", str(args.config), "--state", str(state), "--port", str(args.port),
         "--heartbeat", str(heart),
         *(["--host", args.host] if args.host else []),

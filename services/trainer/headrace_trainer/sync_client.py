@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from headrace.comm import CommunicatorError
+from headrace.coordinator_stream import TokenRefused
 from headrace.service.reconnecting_stream import (
     CoordinatorRefused,
     ReconnectingStream,
@@ -192,7 +193,7 @@ class SyncClient:
 
     def _stream_failed(self, error: Exception) -> None:
         """The training loop must hear of it, or it would wait in vain."""
-        if isinstance(error, CoordinatorRefused | TlsError):
+        if isinstance(error, TokenRefused | CoordinatorRefused | TlsError):
             self._fail(SyncRefused(str(error)))
             return
         log.error("sync client failed", exc_info=error)

@@ -36,6 +36,7 @@ from headrace.environment import without_secrets
 from headrace.metrics.sync_and_eval import score_names
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import MetricsTail, read_json, read_rows, write_json
+from headrace.service.module_command import module_command
 from headrace.trackers import TRACKERS, wanted
 
 log = logging.getLogger("headrace.trainer.trackers")
@@ -64,10 +65,10 @@ class Tracking:
             return
         metrics = run_dir / "metrics.jsonl"
         there = metrics.stat().st_size if metrics.exists() else 0
-        command = [
-            sys.executable, "-m", "headrace_trainer.trackers", "--run-dir", str(run_dir),
-            "--from-step", str(from_step), "--offset", str(there), "--finish-s", str(self._finish_s),
-        ]  # fmt: skip
+        command = module_command(
+            *("headrace_trainer.trackers", "--run-dir", str(run_dir)),
+            *("--from-step", str(from_step), "--offset", str(there), "--finish-s", str(self._finish_s)),
+        )
         env = without_secrets()
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
