@@ -68,6 +68,10 @@ class TokenRefused(RuntimeError):
         )
 
 
+class CoordinatorRefused(RuntimeError):
+    """The coordinator does not take this service in as it is configured; asking again changes nothing."""
+
+
 class Outage:
     """Whether one stream is up, over all its connections. For one thread or one event loop."""
 

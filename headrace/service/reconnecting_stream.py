@@ -26,17 +26,13 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from headrace import coordinator_stream, tls
-from headrace.coordinator_stream import Outage, TokenRefused
+from headrace.coordinator_stream import CoordinatorRefused, Outage, TokenRefused
 from headrace.environment import bearer
 from headrace.v1 import sync_pb2_grpc
 
 Report = TypeVar("Report")
 Command = TypeVar("Command")
 T = TypeVar("T")
-
-
-class CoordinatorRefused(RuntimeError):
-    """The coordinator does not take this service in as it is configured."""
 
 
 class ReconnectingStream(Generic[Report, Command]):

@@ -23,10 +23,10 @@ from headrace.redis_connect import connect, connect_async
 from headrace.reward import build_scorer
 from headrace.sample_checks import SampleReader
 from headrace.trace import recorder
-from headrace_rollouter.__main__ import _decoder
 from headrace_rollouter.beats import Beats
 from headrace_rollouter.environment_turns import environment_turns
 from headrace_rollouter.member import Expelled, Member
+from headrace_rollouter.service import _decoder
 from headrace_rollouter.work import Worker
 from tests.integration import scripted_rollouter
 from tests.integration.scripted_rollouter import ScriptedEngine

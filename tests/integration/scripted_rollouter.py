@@ -26,6 +26,7 @@ from headrace.v1 import sync_pb2 as pb
 from headrace.weights.layout import units_from_pb
 from headrace.wire import FinishReason, Segment, Trajectory, extend
 from headrace_rollouter import __main__ as rollouter
+from headrace_rollouter import service
 from headrace_rollouter.engine import Engine
 
 T = TypeVar("T")
@@ -130,8 +131,8 @@ class ScriptedEngine(Engine):
 
 
 if __name__ == "__main__":
-    rollouter.Engine = ScriptedEngine  # type: ignore[misc]
-    rollouter._write_engine_file = lambda: None
+    service.Engine = ScriptedEngine  # type: ignore[misc]
+    service._write_engine_file = lambda: None
     try:
         rollouter.main()
     except SystemExit as end:

@@ -39,12 +39,12 @@ from headrace.v1 import sync_pb2_grpc
 from headrace.valkey_server import start_valkey
 from headrace_coordinator.driver import Driver
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
-from headrace_queue.__main__ import _report_the_last, prepare
 from headrace_queue.loops import Pulse, run_loop
-from headrace_rollouter.__main__ import _decoder, _telemetry
+from headrace_queue.service import _report_the_last, prepare
 from headrace_rollouter.engine import Engine
 from headrace_rollouter.environment_turns import environment_turns
 from headrace_rollouter.member import Member
+from headrace_rollouter.service import _decoder, _telemetry
 from headrace_rollouter.work import Worker
 from headrace_trainer.loop import Trainer
 from headrace_trainer.ranks import Ranks

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headrace import run_identity
 from headrace.config_load import load
+from headrace.endings import EX_OSERR
 from headrace.environment import bearer
 from headrace.ledger import keys, ops
 from headrace.memory import needed_bytes
@@ -420,7 +421,7 @@ async def test_a_port_that_is_taken(make: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         c.port = taken.getsockname()[1]
         c.start()
-        assert await c.exit_code() == 78
+        assert await c.exit_code() == EX_OSERR
     assert f"cannot listen on 127.0.0.1:{c.port}" in c.log()
     assert "Traceback" not in c.log()
     assert c.stats().term == 0  # it never served, so it must fence nobody out

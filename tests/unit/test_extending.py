@@ -31,8 +31,8 @@ from headrace.environments.loading import load_environment
 from headrace.reward import build_scorer
 from headrace.runner import plugin_probe, trackers
 from headrace.wire import FinishReason, Trajectory
-from headrace_rollouter.__main__ import start_engine
 from headrace_rollouter.engine import Engine
+from headrace_rollouter.service import start_engine
 from headrace_trainer.optimize import learnable
 from headrace_trainer.trackers import Tracking
 

@@ -16,16 +16,20 @@ import pytest
 import trustme
 
 from headrace import tls
+from headrace.coordinator_stream import CoordinatorRefused
 from headrace.endings import EX_CONFIG
 from headrace.net import free_port
-from headrace.service.reconnecting_stream import CoordinatorRefused, ReconnectingStream
+from headrace.service.reconnecting_stream import ReconnectingStream
+from headrace.service.shell import last_words
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_coordinator.servicer import TokenInterceptor
+from headrace_rollouter import service as rollouter
 from headrace_rollouter.member import Member
+from headrace_trainer import service as launcher
+from headrace_trainer import worker
 from headrace_trainer.launch_stream import LaunchStream
 from headrace_trainer.sync_client import SyncClient
-from headrace_trainer.worker import exit_code
 
 TOKEN = "the-token"
 LIMIT_S = 15.0
@@ -82,8 +86,8 @@ class Client:
 
     failure: Callable[[], Exception | None]
     """What has ended it."""
-    code: Callable[[Exception], int]
-    """The exit code of its service, for that."""
+    exit_code: Callable[[Exception], int | None]
+    """The table of its process."""
     close: Callable[[], Any]
 
 
@@ -92,9 +96,9 @@ def member(address: str, token: str, certificates_s: float) -> Client:
         pass
 
     engine: Any = SimpleNamespace(workers=1, pause=nothing)
-    worker: Any = SimpleNamespace(version=-1)
+    work: Any = SimpleNamespace(version=-1)
     config: Any = SimpleNamespace(sync=SimpleNamespace(pause_timeout_s=10.0, rendezvous_timeout_s=10.0))
-    made = Member(config, engine, worker, "rollouter-0-a", address, token, certificates_s=certificates_s)
+    made = Member(config, engine, work, "rollouter-0-a", address, token, certificates_s=certificates_s)
     running = asyncio.create_task(made.run())
 
     async def close() -> None:
@@ -104,9 +108,7 @@ def member(address: str, token: str, certificates_s: float) -> Client:
     def failure() -> Any:
         return running.exception() if running.done() else None
 
-    from headrace_rollouter.__main__ import _end
-
-    return Client(failure, _end, close)
+    return Client(failure, rollouter.exit_code, close)
 
 
 def trainer(address: str, token: str, certificates_s: float) -> Client:
@@ -114,19 +116,22 @@ def trainer(address: str, token: str, certificates_s: float) -> Client:
     made = SyncClient(
         nothing, 1, "127.0.0.1", 1, address, token, lambda _: None, certificates_s=certificates_s
     )
-    return Client(lambda: made._failure, lambda e: exit_code(e) or 0, lambda: asyncio.to_thread(made.close))
+    return Client(lambda: made._failure, worker.exit_code, lambda: asyncio.to_thread(made.close))
 
 
 def node(address: str, token: str, certificates_s: float) -> Client:
     made = LaunchStream(address, token, "node-0", 1, "127.0.0.1:1", certificates_s)
 
-    def code(error: Exception) -> int:
-        assert made.over == str(error), "its ranks would wait for peers that it cannot hear of"
-        with pytest.raises(type(error)):
+    def failure() -> Exception | None:
+        """What its launcher gets; ranks that are there are ended, for they might wait for a lost peer."""
+        if made._failure is None:
+            return None
+        assert made.over == str(made._failure)
+        with pytest.raises(type(made._failure)):
             made.wait(lambda: False)
-        return EX_CONFIG  # __main__'s, for these
+        return made._failure
 
-    return Client(lambda: made._failure, code, lambda: asyncio.to_thread(made.close))
+    return Client(failure, launcher.exit_code, lambda: asyncio.to_thread(made.close))
 
 
 CLIENTS = pytest.mark.parametrize("client", [member, trainer, node])
@@ -151,7 +156,7 @@ async def test_a_certificate_that_is_not_there_ends_every_service_alike(
     assert error is not None
     assert f"HEADRACE_TLS_CERT: {tmp_path}/HEADRACE_TLS_CERT.pem cannot be read: No such file" in str(error)
     assert "after 0.3 s of waiting (at most services.start_timeout_s); mount the file" in str(error)
-    assert made.code(error) == EX_CONFIG
+    assert last_words("service", error, made.exit_code) == EX_CONFIG
     await made.close()
 
 
@@ -167,7 +172,7 @@ async def test_another_token_ends_every_service_alike(
     assert f"the coordinator at {address} refuses the token: give this service the HEADRACE_TOKEN" in str(
         error
     )
-    assert made.code(error) == EX_CONFIG
+    assert last_words("service", error, made.exit_code) == EX_CONFIG
     await made.close()
 
 

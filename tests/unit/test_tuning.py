@@ -20,12 +20,13 @@ from headrace.config import RunConfig
 from headrace.config_load import ConfigError, load
 from headrace.ledger.client import LedgerUnavailable
 from headrace.memory import needed_bytes
+from headrace.net import PortTaken
 from headrace.records.json_files import write_json
 from headrace.records.layout import RunLayout
 from headrace.redis_connect import connect
 from headrace.v1 import sync_pb2 as pb
 from headrace.valkey_server import start_valkey
-from headrace_coordinator import __main__ as coordinator
+from headrace_coordinator import service as coordinator
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.kube.agent import Agent
 from headrace_coordinator.notices import ConfigRefused, Notice, Notices, Tuned
@@ -300,7 +301,8 @@ async def test_a_change_during_the_start_is_noticed(file: Path, monkeypatch: pyt
     monkeypatch.setattr(coordinator.tls, "listen", listen)
     monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:1/0")
     args = argparse.Namespace(config=file, host="127.0.0.1", port=0)
-    assert await coordinator.serve(args) == coordinator.EX_CONFIG
+    with pytest.raises(PortTaken, match="enough"):
+        await coordinator._serve(args)
     (found,) = made
     await found.look()
     assert found._driver.state.tuning.staleness_threshold == 0.25

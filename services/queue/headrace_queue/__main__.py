@@ -8,230 +8,25 @@ otherwise those of `headrace.endings`.
 
 from __future__ import annotations
 
-from headrace.early_stop import end_when_interrupted, end_when_told
+from headrace.early_stop import end_when_told
 
 end_when_told(0)  # before the other imports, which take seconds
 
 # ruff: noqa: E402
 
-import argparse
-import asyncio
-import contextlib
-import logging
-import os
-import signal
-import socket
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NoReturn
 
-import redis.asyncio
-import uvicorn
+from headrace.service.shell import Shell
 
-from headrace import config_load, environment, logs
-from headrace.config import RunConfig
-from headrace.data.rows import DataError
-from headrace.disk import DiskFull
-from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE, say_why
-from headrace.ledger.client import AsyncLedger, LedgerError, LedgerUnavailable, LedgerWentBack, LoginRefused
-from headrace.ledger_record import LedgerRecord
-from headrace.memory import needed_bytes
-from headrace.net import PortTaken, bound_socket
-from headrace_queue import startup
-from headrace_queue.app import HANG_S, Service, create_app
-from headrace_queue.feeder import Feeder, PromptSource
-from headrace_queue.janitor import Janitor
-from headrace_queue.keeper import Keeper
-from headrace_queue.loops import Fatal, Loop, Pulse, run_loop
-from headrace_queue.metrics import Memory, QueueCollector
-from headrace_queue.validation import EvalFile, ValidationReporter
-
-log = logging.getLogger("headrace_queue")
-
-LOOP_RETRY_S = 0.0
-"""The loops see every failed call: the janitor must, and the others step again within a second anyway."""
-HTTP_RETRY_S = 1.0
-DRAIN_S = 2
-"""How long open HTTP requests may take at the end, in seconds."""
-LOOP_END_S = 1.0
-"""How long a loop may take to end its step before it is cut short, which is harmless."""
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: they would end the process by the signal instead of with 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+SHELL = Shell("queue", "The queue service of a run.", work="headrace_queue.service")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the service until it is told to end; never returns."""
-    parser = argparse.ArgumentParser(prog="headrace-queue", description="The queue service of a run.")
-    parser.add_argument("--config", type=Path, required=True, help="the run's configuration (YAML)")
+    parser = SHELL.parser()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    arguments = parser.parse_args(argv)
-    logs.setup("queue")
-    end_when_interrupted(0)
-    try:
-        config = config_load.load(arguments.config)
-        # First of all: a port that is taken is told before anything else is done.
-        with bound_socket(arguments.host, arguments.port) as listener:
-            asyncio.run(serve(config, listener))
-    except Fatal as error:
-        _leave(error, error.code)
-    except PortTaken as error:
-        _leave(error, EX_OSERR)
-    except (config_load.ConfigError, DataError, LoginRefused) as error:
-        _leave(error, EX_CONFIG)
-    except LedgerWentBack as error:
-        _leave(error, EX_BEYOND_REPAIR)
-    except LedgerUnavailable as error:
-        _leave(error, EX_UNAVAILABLE)
-    except DiskFull as error:
-        _leave(error, EX_FAILED)
-    except Exception as error:  # the last resort of a process: logged, and it ends with 1
-        log.exception("the service failed")
-        say_why("queue", f"{type(error).__name__}: {error}")
-        sys.exit(EX_FAILED)
-    # The tokenizer's library may have imported torch, whose teardown takes seconds on a busy machine.
-    # Everything that matters is in Redis or on disk by now.
-    logging.shutdown()
-    os._exit(0)
-
-
-def _leave(error: Exception, code: int) -> NoReturn:
-    say_why("queue", error)
-    sys.exit(code)
-
-
-async def serve(config: RunConfig, listener: socket.socket) -> None:
-    """Start, run the loops and the API, and end in order on SIGTERM or SIGINT."""
-    url = environment.secret("HEADRACE_REDIS_URL") or config.redis.url
-    if not url:
-        raise startup.config_problem("no Redis is named: set HEADRACE_REDIS_URL, or redis.url in the file")
-    client = await startup.connect(
-        environment.with_redis_password(url), config.redis.connect_timeout_s, config.services.start_timeout_s
-    )
-    try:
-        await startup.check_server(client, config)
-        loops = await prepare(config, client)
-        service = make_service(config, client, loops)
-        await _run(service, loops, listener)
-    finally:
-        await client.aclose()
-
-
-Loops = tuple[Feeder, Janitor, ValidationReporter, Keeper]
-
-
-async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
-    """Read and check the data, configure the run, and make the loops. Raises Fatal and DataError."""
-    run_dir = Path(os.environ["HEADRACE_RUN_DIR"]) if os.environ.get("HEADRACE_RUN_DIR") else None
-    try:
-        eval_file = EvalFile(run_dir / "eval.jsonl" if run_dir else None)
-    except OSError as error:
-        raise startup.config_problem(f"{run_dir}: eval.jsonl cannot be read: {error.strerror}") from None
-    data = startup.read_data(config)
-    source = PromptSource(data.train.rows, data.train.tokens, data.order, config.reward.needs_prompt)
-    held_out = data.held_out
-    print_ = startup.fingerprint(config, data)
-    record = LedgerRecord(run_dir)
-    patient = AsyncLedger(
-        client,
-        config.name,
-        retry_s=config.redis.connect_timeout_s,
-        waits_when_full=True,
-        seen=record.marks,
-    )
-    await startup.configure(patient, config, print_)
-    await startup.load_validation(
-        patient, held_out.rows, held_out.tokens, config.val.n, config.reward.needs_prompt
-    )
-    max_ready = config.data.max_ahead or 2 * config.rule.max_required
-    sizes = {"rows": len(source.rows), "held_out": len(held_out.rows), "max_ready": max_ready}
-    log.info("data is ready", extra=sizes)
-
-    ledger = AsyncLedger(client, config.name, retry_s=LOOP_RETRY_S, seen=patient.seen)
-    # `resume: never` lets a trainer start from nothing: it will want every prompt again.
-    checkpoints = run_dir / "checkpoints" if run_dir and config.trainer.resume != "never" else None
-    return (
-        Feeder(ledger, source, config.rollout.total_rollout_steps, max_ready),
-        Janitor(ledger, config.ledger.lease_s, checkpoints),
-        ValidationReporter(ledger, [row.data_source for row in held_out.rows], eval_file, config.val.n),
-        Keeper(ledger, record),
-    )
-
-
-def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -> Service:
-    """What the API shows of the loops."""
-    feeder, janitor, reporter, _ = loops
-    pulses = {loop.name: Pulse() for loop in loops}
-
-    def before_scrape(collector: QueueCollector) -> None:
-        collector.expired_owners = janitor.expired_owners
-        collector.scores = reporter.latest
-
-    async def memory() -> Memory | None:
-        try:
-            told = await client.info("memory")
-        except redis.ResponseError:  # a server of others may forbid it
-            return None
-        return Memory(int(told["used_memory"]), int(told.get("maxmemory", 0)), needed_bytes(config))
-
-    return Service(
-        run=config.name,
-        ledger=AsyncLedger(client, config.name, retry_s=HTTP_RETRY_S),
-        pulses=pulses,
-        collector=QueueCollector(pulses),
-        has_fed=lambda: feeder.has_fed,
-        before_scrape=before_scrape,
-        memory=memory,
-        token=environment.token(),
-        hang_s=HANG_S + 2 * config.redis.connect_timeout_s,
-    )
-
-
-async def _run(service: Service, loops: Sequence[Loop], listener: socket.socket) -> None:
-    """Until a signal comes or a loop fails; then everything ends within a few seconds."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    app = create_app(service)
-    quiet = {"log_config": None, "access_log": False, "lifespan": "off"}
-    server = Server(uvicorn.Config(app, timeout_graceful_shutdown=DRAIN_S, **quiet))
-    listener.listen()  # whoever reads the next line may connect at once: it is answered a moment later
-    host, port = listener.getsockname()[:2]
-    log.info("listening", extra={"host": host, "port": port, "run": service.run})
-    web = asyncio.create_task(server.serve(sockets=[listener]))
-    tasks = [asyncio.create_task(run_loop(loop, service.pulses[loop.name], stop)) for loop in loops]
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([stopped, web, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        log.info("ending", extra={"run": service.run})
-    finally:
-        stop.set()
-        server.should_exit = True
-        _, late = await asyncio.wait(tasks, timeout=LOOP_END_S)
-        for task in late:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, web, return_exceptions=True)
-    await _report_the_last(loops)
-    for error in ended:
-        if isinstance(error, Exception):  # CancelledError, of a step that was cut short, is none
-            raise error
-
-
-async def _report_the_last(loops: Sequence[Loop]) -> None:
-    """The last validation of a run may have ended a moment before the service is told to stop."""
-    for loop in loops:
-        if isinstance(loop, ValidationReporter):
-            try:
-                await asyncio.wait_for(loop.step(), LOOP_END_S)
-            except (LedgerError, TimeoutError) as error:
-                log.warning("the last validation was not reported", extra={"reason": str(error)})
+    SHELL.run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

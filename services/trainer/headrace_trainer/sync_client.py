@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 
 from headrace.comm import CommunicatorError
-from headrace.coordinator_stream import TokenRefused
+from headrace.coordinator_stream import CoordinatorRefused, TokenRefused
 from headrace.service.reconnecting_stream import (
-    CoordinatorRefused,
     ReconnectingStream,
     StreamThread,
     in_thread,

@@ -16,11 +16,11 @@ from headrace import environment, logs
 from headrace.algorithms.checks import load_algorithms
 from headrace.checkpoints import CheckpointError
 from headrace.comm import CommunicatorError, nccl_version
-from headrace.config_load import ConfigError, load
-from headrace.disk import DiskFull
-from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED, EX_UNAVAILABLE
-from headrace.ledger.client import AdoptError, LedgerUnavailable, LedgerWentBack, LoginRefused
+from headrace.config_load import load
+from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED
+from headrace.ledger.client import AdoptError
 from headrace.records.layout import leave_config
+from headrace.service.exit_codes import common_exit_code
 from headrace.service.spawn import die_with
 from headrace_trainer import heartbeat, metrics, verdict
 from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
@@ -97,17 +97,15 @@ def exit_code(error: Exception) -> int | None:
     match error:
         case CheckpointError():  # damaged, another run's, or of a history that this one has left
             return EX_BEYOND_REPAIR
-        case ConfigError() | CommunicatorError() | LoginRefused() | SyncRefused() | ValueError():
+        case CommunicatorError() | SyncRefused() | ValueError():
             return EX_CONFIG
-        case AdoptError() | LedgerWentBack():
+        case AdoptError():
             return EX_BEYOND_REPAIR  # what the weights have seen and what the ledger says do not fit
         case Superseded() | RefillExhausted() | NothingTrained() | NotFinite():
             return EX_BEYOND_REPAIR  # from the same checkpoint, with the same data, it would end here again
-        case LedgerUnavailable():
-            return EX_UNAVAILABLE
-        case ClaimFailed() | SyncFailed() | SaveFailed() | DiskFull():
+        case ClaimFailed() | SyncFailed() | SaveFailed():
             return EX_FAILED  # a new lineage brings every engine up to date; a disk may have room again
-    return None
+    return common_exit_code(error)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,25 @@
+"""Which exit code an error that ends a service gets, where that is the same in every service."""
+
+from __future__ import annotations
+
+from headrace.config_load import ConfigError
+from headrace.coordinator_stream import CoordinatorRefused, TokenRefused
+from headrace.disk import DiskFull
+from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE
+from headrace.environment import NoToken
+from headrace.ledger.client import LedgerUnavailable, LedgerWentBack, LoginRefused
+from headrace.net import PortTaken
+from headrace.tls import TlsError
+
+_CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
+    (EX_CONFIG, (ConfigError, TlsError, NoToken, LoginRefused, TokenRefused, CoordinatorRefused)),
+    (EX_UNAVAILABLE, (LedgerUnavailable,)),
+    (EX_BEYOND_REPAIR, (LedgerWentBack,)),
+    (EX_OSERR, (PortTaken,)),
+    (EX_FAILED, (DiskFull,)),
+)
+
+
+def common_exit_code(error: Exception) -> int | None:
+    """None for an error that is one service's own, or nobody's."""
+    return next((code for code, kinds in _CODES if isinstance(error, kinds)), None)

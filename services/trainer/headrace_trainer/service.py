@@ -1,0 +1,35 @@
+"""The trainer of one node, for its shell: the launcher, and what a cluster needs beside it."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from headrace import environment
+from headrace.config import RunConfig
+from headrace.records.layout import RunLayout
+from headrace_trainer import heartbeat
+from headrace_trainer.launcher import Launcher
+
+
+def serve(config: RunConfig, args: argparse.Namespace) -> int:
+    with _trace_of_others(config), tempfile.TemporaryDirectory(prefix="headrace-trainer-") as state:
+        heart = heartbeat.Launch(args.heartbeat or Path(state) / "heartbeat")
+        return Launcher(config, args, Path(state), heart).run()
+
+
+def exit_code(_: Exception) -> int | None:
+    """Of an error of the launcher's own: there is none. A rank's verdict has its own code."""
+    return None
+
+
+def _trace_of_others(config: RunConfig) -> AbstractContextManager[None]:
+    """In a cluster the other pods' events come here. Not in a rank: they come also while there are none."""
+    run_dir = environment.run_dir_if_set()
+    if not config.trace.enable or run_dir is None or not RunLayout(run_dir).in_cluster:
+        return nullcontext()
+    from headrace.trace_relay import collecting
+
+    return collecting(environment.redis_url(), config.name, run_dir)
