@@ -58,8 +58,9 @@ def test_certificates_that_are_not_there(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.parametrize("name", SERVICES)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("name", "number"), [*((name, signal.SIGTERM) for name in SERVICES), ("queue", signal.SIGINT)]
+)
 def test_told_to_end_while_it_waits(tmp_path: Path, name: str, number: signal.Signals) -> None:
     """`tests/integration/test_early_stop.py` has the first process of a container."""
     process = started(tmp_path, name, 600.0)

@@ -30,14 +30,19 @@ def run(traps: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_services_start(traps: Path, name: str) -> None:
-    """As the local runner starts them, and as a container does."""
-    for words in (
-        module_command(f"headrace_{name}", "--help"),
-        [str(SCRIPTS / f"headrace-{name}"), "--help"],
-    ):
-        done = run(traps, *words)
-        assert (done.returncode, sprung(traps)) == (0, []), done.stderr
-        assert f"usage: headrace-{name}" in done.stdout
+    """As the local runner starts them."""
+    starts(traps, name, *module_command(f"headrace_{name}"))
+
+
+def test_so_do_they_in_a_container(traps: Path) -> None:
+    """All images have scripts of one kind."""
+    starts(traps, "queue", SCRIPTS / "headrace-queue")
+
+
+def starts(traps: Path, name: str, *words: str | Path) -> None:
+    done = run(traps, *words, "--help")
+    assert (done.returncode, sprung(traps)) == (0, []), done.stderr
+    assert f"usage: headrace-{name}" in done.stdout
 
 
 def test_a_reward_is_found_by_its_path_and_the_traps_are_not(traps: Path) -> None:
