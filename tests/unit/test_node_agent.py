@@ -16,6 +16,7 @@ from headrace.config import RunConfig
 from headrace.net import free_port
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer import launcher, verdict
+from tests.traps import set_traps, sprung
 from tests.unit.test_config import GOOD
 from tests.waiting import until
 
@@ -48,12 +49,15 @@ def command_of(
     words = launcher._command(CONFIG, ARGS, start, store, folder, folder)
     changed = {"--nnodes": str(nodes), "--nproc-per-node": str(ranks)}
     words = [f"{key}={changed[key]}" if (key := w.split("=")[0]) in changed else w for w in words]
-    return [*words[: words.index("--no-python")], "rank.py"]
+    return [*words[: words.index("-m", words.index("--no-python"))], "rank.py"]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_nodes_meet(tmp_path: Path, nodes: int) -> None:
-    """A node that is early waits, and nobody complains when the one that serves the store is done."""
+    """A node that is early waits, and nobody complains when the one that serves the store is done.
+
+    Neither agents nor ranks import what lies in the working directory."""
+    set_traps(tmp_path)
     (tmp_path / "rank.py").write_text(RANK)
     host = f"127.0.0.{nodes}"
     agents = []
@@ -77,6 +81,7 @@ def test_nodes_meet(tmp_path: Path, nodes: int) -> None:
         f"rank-{rank}": str(ranks) for rank in range(ranks)
     }
     assert not [log for log in logs if "Traceback" in log.read_text()]
+    assert sprung(tmp_path) == []
 
 
 def test_a_rank_that_was_killed_is_named_without_a_traceback(tmp_path: Path) -> None:

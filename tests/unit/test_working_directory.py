@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.service.module_command import module_command
+from headrace.service.module_command import module_command, safe_path_for_children
 from tests.traps import set_traps, sprung
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +55,19 @@ def test_a_reward_is_found_by_its_path_and_the_traps_are_not(traps: Path) -> Non
         "custom_reward_function.name=compute_score",
     )  # fmt: skip
     assert (done.returncode, sprung(traps)) == (0, []), done.stdout + done.stderr
+
+
+def test_what_a_library_starts_is_safe_for_as_long_as_it_is_asked_for(
+    traps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM looks at a model's class in `python -m` of its own; a user's programs find their modules."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    command = (sys.executable, "-m", "json.tool", "--help")
+    with safe_path_for_children():
+        done = run(traps, *command)
+    assert (done.returncode, sprung(traps)) == (0, []), done.stderr
+    run(traps, *command)
+    assert sprung(traps)
 
 
 def test_the_traps_work(traps: Path) -> None:
