@@ -32,7 +32,6 @@ from headrace.v1 import sync_pb2_grpc
 
 Report = TypeVar("Report")
 Command = TypeVar("Command")
-T = TypeVar("T")
 
 
 class ReconnectingStream(Generic[Report, Command]):
@@ -216,29 +215,3 @@ class StreamThread:
         await asyncio.gather(running, closing, return_exceptions=True)
         if not running.cancelled() and isinstance(error := running.exception(), Exception):
             self._failed(error)
-
-
-async def in_thread(call: Callable[..., T], *args: object) -> T:
-    """`asyncio.to_thread`, but the end of the process does not wait for the thread: a collective may hang."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # cancelled
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = call(*args)
-        except BaseException as raised:  # for whoever awaits it
-            error = raised
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=work, name="stream-work", daemon=True).start()
-    return await future

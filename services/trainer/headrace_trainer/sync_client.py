@@ -16,8 +16,8 @@ from headrace.coordinator_stream import CoordinatorRefused, TokenRefused
 from headrace.service.reconnecting_stream import (
     ReconnectingStream,
     StreamThread,
-    in_thread,
 )
+from headrace.service.work_thread import WorkThread
 from headrace.staleness import StalenessRule
 from headrace.tls import TlsError
 from headrace.v1 import sync_pb2 as pb
@@ -73,6 +73,7 @@ class SyncClient:
         self._stream: ReconnectingStream[pb.TrainerReport, pb.TrainerCommand] = ReconnectingStream(
             address, token, "Trainer", self._hello, self._on, log=log, certificates_s=certificates_s
         )
+        self._work = WorkThread("weight-transfer")
         self._thread = StreamThread(self._stream, "sync-client", self._stream_failed)
 
     # -- training loop ---------------------------------------------------------------------------
@@ -103,6 +104,7 @@ class SyncClient:
 
     def close(self) -> None:
         self._thread.close(_CLOSE_S)
+        self._work.close()
 
     # -- thread ----------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class SyncClient:
 
     async def _form(self, form: pb.FormGroup) -> None:
         try:
-            await in_thread(self._server.form, form.rendezvous)
+            await self._work.call(self._server.form, form.rendezvous)
         except CommunicatorError as error:
             self._report_failure(form.session, error)
             return
@@ -173,7 +175,7 @@ class SyncClient:
 
     async def _send(self, send: pb.Send) -> None:
         try:
-            digest, seconds = await in_thread(self._server.send, send.version, self._bucket_bytes)
+            digest, seconds = await self._work.call(self._server.send, send.version, self._bucket_bytes)
         except CommunicatorError as error:
             self._report_failure(send.session, error)
             return

@@ -38,7 +38,7 @@ class MovedOn(CommunicatorError):
 
 
 class WeightServer:
-    """Rank 0: `form` and `send`, called by the sync client's thread. Others: a follower thread."""
+    """Rank 0: `form` and `send`, called by one thread of the sync client's. Others: a follower thread."""
 
     def __init__(self, snapshot: Snapshot, store: dist.Store, ranks: Ranks) -> None:
         self.snapshot = snapshot
