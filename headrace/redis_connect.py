@@ -21,6 +21,11 @@ CALL_S = 5.0
 """Deadline of one call. On a line that has fallen silent an update waits for two, one after the other: for
 that of rank 0, which claims, and for those of the ranks, which read."""
 
+AT_ONCE = 8
+"""Connections of one asyncio client. The server runs one command at a time, so more of them gain nothing, and
+redis-py keeps as many as were ever in use at once: without a limit, one for every sample and every held-out
+row that waited for the same canary. A command waits for a connection as long as it would for an answer."""
+
 VOLATILE = (
     "appendonly is no, so a restart of the server would lose the ledger and end the run; set it to yes on "
     "the server (with appendfsync always nothing acknowledged is ever lost), or accept that with "
@@ -61,7 +66,7 @@ def _options(url: str, timeout_s: float) -> dict[str, Any]:
     }
 
 
-class _Pool(redis.asyncio.ConnectionPool):
+class _UpFirst(redis.asyncio.ConnectionPool):
     """Connections that are up go first.
 
     redis-py's takes the one that was given back last. Where no new connection can be made, since the server's
@@ -82,6 +87,10 @@ class _UnixConnection(redis.asyncio.UnixDomainSocketConnection):
             self._reader, self._writer = await asyncio.open_unix_connection(path=self.path)
 
 
+class _Pool(redis.asyncio.BlockingConnectionPool, _UpFirst):
+    """At most AT_ONCE connections; a command waits for one of them, and for no longer than its deadline."""
+
+
 def is_silence(error: Exception) -> bool:
     """Whether a connection that was up gave no answer in time. Its line may be half-open, and then so are
     those of its pool that wait for work. One that could not be made says nothing about others."""
@@ -89,7 +98,14 @@ def is_silence(error: Exception) -> bool:
 
 
 def connect_async(url: str, timeout_s: float = CALL_S) -> redis.asyncio.Redis:
-    pool = _Pool.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_options(url, timeout_s))
+    """Raises redis.ConnectionError for a command that waited `timeout_s` for one of AT_ONCE connections."""
+    pool = _Pool.from_url(
+        url,
+        max_connections=AT_ONCE,
+        timeout=timeout_s,
+        retry=AsyncRetry(NoBackoff(), 0),
+        **_options(url, timeout_s),
+    )
     if pool.connection_class is redis.asyncio.UnixDomainSocketConnection:
         pool.connection_class = _UnixConnection  # an argument would lose against the URL
     return redis.asyncio.Redis.from_pool(pool)

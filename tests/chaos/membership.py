@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from headrace.ledger import keys
+from headrace.redis_connect import AT_ONCE
 from headrace.telemetry import telemetry_key
 from tests.chaos.faults import LIMIT_S
 from tests.chaos.world import NAME, Stuck, World
@@ -17,7 +18,7 @@ WARM = 3
 COMERS = 25
 """Each comes and goes: two changes."""
 COMER_LIMIT_S = 60.0
-THREADS, DESCRIPTORS, TO_REDIS, KEYS = 6, 8, 40, 3
+THREADS, DESCRIPTORS, KEYS = 6, 8, 3
 """What a process, and the ledger, may have more of: pools grow by one or two under load."""
 OF_THEIR_OWN = ("s:", "reply:")
 """Keys of samples, and of answers that end by themselves after a quarter of an hour."""
@@ -30,7 +31,7 @@ class Size:
     descriptors: int
     """Without those of Redis' connections."""
     to_redis: int
-    """Connections: a pool keeps as many as were in use at once, so they grow in a busy moment."""
+    """Connections: a pool keeps as many as were in use at once, at most AT_ONCE."""
     memory: int
     """Bytes of resident memory."""
 
@@ -87,7 +88,7 @@ def growth(before: Measured, after: Measured) -> list[str]:
             out.append(f"{name}: {was.threads} -> {now.threads} threads")
         if now.descriptors > was.descriptors + DESCRIPTORS:
             out.append(f"{name}: {was.descriptors} -> {now.descriptors} descriptors")
-        if now.to_redis > was.to_redis + TO_REDIS:
+        if now.to_redis > was.to_redis + AT_ONCE:
             out.append(f"{name}: {was.to_redis} -> {now.to_redis} connections to Redis")
         if now.memory > was.memory * MEMORY_SHARE + MEMORY_BYTES:
             out.append(f"{name}: {was.memory >> 20} -> {now.memory >> 20} MiB")
