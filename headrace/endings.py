@@ -8,7 +8,13 @@
     70    EX_SOFTWARE       a part that only a new process mends: an engine     yes
     71    EX_OSERR          the port cannot be had                              yes
     75    EX_STOPPED        a trainer that was told to stop, and can be resumed no
-    78    EX_CONFIG         configuration, data or password cannot be used      no
+    78    EX_CONFIG         configuration, data or credentials cannot be used   no
+
+A password that Redis refuses, or a token that the coordinator refuses, is EX_CONFIG in every service. Whether
+a new start mends that depends on who starts it. The local runner made both credentials itself and would hand
+over the same files again: the run fails. A kubelet starts a container again after any code, with a growing
+delay, and the container reads the Secret's files anew: a pod that missed a change of the Secret comes back
+with the new value. Until the Secret is right the pod waits in CrashLoopBackOff, the sentence in its status.
 
 The sentence is the last line of the service's log. Whoever started the process finds it in a file, too: the
 local runner names one, a kubelet has one of its own, which `kubectl describe pod` shows.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,15 +17,20 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headrace import run_identity
 from headrace.config_load import load
-from headrace.endings import EX_OSERR
+from headrace.coordinator_stream import TokenRefused
+from headrace.endings import EX_CONFIG, EX_OSERR
 from headrace.environment import bearer
 from headrace.ledger import keys, ops
 from headrace.memory import needed_bytes
+from headrace.service.exit_codes import common_exit_code
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
+from headrace_trainer.launch_stream import LaunchStream
+from headrace_trainer.sync_client import SyncClient
 from tests.integration.coordinator_peers import Member, Peer, Trainer, hang_up
 from tests.integration.coordinator_process import until
 from tests.integration.test_coordinator import FIRST, REUSED, Make, make, sync, two, valkey
+from tests.integration.test_half_open import member_at
 
 __all__ = ["make", "valkey"]
 
@@ -385,6 +392,30 @@ async def test_the_token_is_asked_for(make: Make, token: str) -> None:
             names = {service.name for service in found.list_services_response.service}
             assert "headrace.v1.Coordinator" in names
     assert (await c.status()).joiners == []
+
+
+async def test_a_refused_token_ends_each_service_alike(make: Make) -> None:
+    """With the code of a configuration that cannot be used, and a sentence that says what to do."""
+    c = await make()
+    nothing: Any = None
+    trainer = SyncClient(nothing, 1, "127.0.0.1", 1, c.address, "wrong", lambda _: None)
+    node = LaunchStream(c.address, "wrong", "node-0", 2, "127.0.0.1:1")
+    try:
+        with pytest.raises(TokenRefused) as of_member:
+            async with asyncio.timeout(20):
+                await member_at(c.address, "wrong").run()
+        with pytest.raises(TokenRefused) as of_trainer:
+            await asyncio.to_thread(trainer.committed, 20.0)
+        with pytest.raises(TokenRefused) as of_node:
+            await asyncio.to_thread(node.wait, lambda: False)
+    finally:
+        await asyncio.to_thread(trainer.close)
+        await asyncio.to_thread(node.close)
+    refused = [found.value for found in (of_member, of_trainer, of_node)]
+    assert {common_exit_code(error) for error in refused} == {EX_CONFIG}
+    said = {str(error) for error in refused}
+    assert len(said) == 1
+    assert "give this service the HEADRACE_TOKEN that the coordinator has" in said.pop()
 
 
 async def test_status_names_whom_it_waits_for(make: Make) -> None:

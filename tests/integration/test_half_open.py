@@ -34,7 +34,7 @@ BOUND_S = 15.0
 STREAMS = {"headrace.rollouter.member", "headrace.trainer.sync", "headrace.trainer.launch"}
 
 
-def member_at(address: str) -> Member:
+def member_at(address: str, token: str = TOKEN) -> Member:
     """The real one, of a rollouter without work."""
 
     async def nothing() -> None:
@@ -43,7 +43,7 @@ def member_at(address: str) -> Member:
     engine: Any = SimpleNamespace(workers=1, pause=nothing)
     worker: Any = SimpleNamespace(version=-1, serving=asyncio.Event())
     config: Any = SimpleNamespace(sync=SimpleNamespace(pause_timeout_s=10.0, rendezvous_timeout_s=10.0))
-    return Member(config, engine, worker, "rollouter-0-a", address, TOKEN)
+    return Member(config, engine, worker, "rollouter-0-a", address, token)
 
 
 async def test_the_coordinators_streams(make: Make, caplog: pytest.LogCaptureFixture) -> None:
