@@ -9,9 +9,10 @@ is killed from there
 - at SIGTERM: the pool's word that a call is past its deadline, or the kernel's that the pool's process is
   gone.
 
-The reward's process is a fork of the keeper, in a session of its own: a function that signals its own group
-reaches the keeper no more than the keeper's descendants can outlive it. The keeper ends as that process did,
-with the same code or signal.
+The keeper is two processes of the same kind, one the parent of the other: when one of them is killed (kill
+-9), the other does this work. The reward's process is a fork of the lower one. Each is in a session of its
+own: a function that signals its own group reaches no keeper. Both end as the reward's process did, with the
+same code or signal.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from headrace.service.guardian import descendants
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
+LOWER_S = 1.0
+"""Longest that the lower keeper is waited for; a stopped one never answers."""
 KILL_S = 5.0
 """Longest that ending the descendants may take: one that forks faster than it is killed outlasts it."""
 
@@ -37,16 +40,17 @@ KILL_S = 5.0
 def main() -> NoReturn:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
-    keeper = os.getpid()
-    worker = os.fork()
-    if worker == 0:
-        _work(descriptor, keeper)
-    os.close(descriptor)  # the pool is to hear at once when the worker has gone
-    _leave(_wait(worker))
+    for is_upper in (True, False):
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+        parent = os.getpid()
+        if child := os.fork():
+            os.close(descriptor)  # the pool is to hear at once when the worker has gone
+            _leave(_wait(child, is_upper))
+        os.setsid()
+    _work(descriptor, parent)
 
 
 def _work(descriptor: int, keeper: int) -> NoReturn:
@@ -56,28 +60,38 @@ def _work(descriptor: int, keeper: int) -> NoReturn:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != keeper:
         os._exit(1)
-    os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     os.set_inheritable(descriptor, False)  # what the function starts must not keep the socket open
     serve(descriptor)
 
 
-def _wait(worker: int) -> int:
-    """How the worker ended, as `os.waitstatus_to_exitcode` says it, once nothing of it is left."""
+def _wait(child: int, is_keeper: bool) -> int:
+    """How the child ended, as `os.waitstatus_to_exitcode` says it, once nothing of it is left."""
     code = None
     while code is None and signal.sigwait(_SIGNALS) == signal.SIGCHLD:
-        code = _reap().get(worker)
+        code = _reap().get(child)
+    if code is None and is_keeper:
+        code = _end(child)
     deadline = time.monotonic() + KILL_S
     while (found := descendants(os.getpid())) and time.monotonic() < deadline:
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         ended = _reap()
-        code = ended.get(worker, code)
+        code = ended.get(child, code)
         if not ended:
             time.sleep(0.005)
-    code = _reap().get(worker, code)
+    code = _reap().get(child, code)
     return -signal.SIGKILL if code is None else code
+
+
+def _end(keeper: int) -> int | None:
+    """How it ended once it was told to: it alone knows how the reward's process did. None: not in time."""
+    os.kill(keeper, signal.SIGTERM)
+    deadline, code = time.monotonic() + LOWER_S, None
+    while code is None and signal.sigtimedwait({signal.SIGCHLD}, max(0.0, deadline - time.monotonic())):
+        code = _reap().get(keeper)
+    return code
 
 
 def _reap() -> dict[int, int]:
@@ -90,9 +104,9 @@ def _reap() -> dict[int, int]:
 
 
 def _leave(code: int) -> NoReturn:
-    """End as the worker did, for whoever waits for this process."""
+    """End as the child did, for whoever waits for this process."""
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's core says more
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the reward's core says more
         number = -code
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)

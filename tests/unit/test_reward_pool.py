@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from headrace.config import RunConfig
@@ -380,6 +382,24 @@ async def test_and_with_the_program(tmp_path: Path, start: str) -> None:
     async with killed_in_a_call(tmp_path, OF_ITS_OWN, f"{start} hang") as pids:
         for pid in pids:
             await asyncio.to_thread(until, lambda pid=pid: not is_there(pid), f"the end of process {pid}")
+
+
+@pytest.mark.parametrize("start", ["of_its_own", "daemon"])
+@pytest.mark.parametrize("keeper", ["upper", "lower"])
+async def test_and_when_a_keeper_is_killed(pool: Make, tmp_path: Path, start: str, keeper: str) -> None:
+    p = pool(OF_ITS_OWN)
+    pid = tmp_path / "pid"
+    await p.start()
+    call = asyncio.create_task(p.judge(response(f"{start} hang", pid=str(pid))))
+    program = int(await asyncio.to_thread(until, lambda: pid.exists() and pid.read_text(), "the program"))
+    upper = p._processes[0]._popen.pid
+    (lower,) = psutil.Process(upper).children()
+    assert is_there(program)
+    os.kill(upper if keeper == "upper" else lower.pid, signal.SIGKILL)
+    await asyncio.to_thread(until, lambda: not is_there(program), "the program's end")
+    with pytest.raises(RewardError, match="ended its process"):
+        await call
+    assert (await p.judge(response("fine"))).score == 1.0
 
 
 async def test_calls_behind_a_slow_one_go_to_another_process(pool: Make, tmp_path: Path) -> None:
