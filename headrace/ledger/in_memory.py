@@ -304,6 +304,12 @@ class InMemoryLedger(InMemorySamples):
     def val_results(self, version: int) -> list[bytes]:
         return [result for _, result in sorted(self.results.get(version, {}).items())]
 
+    def val_forget(self, version: int) -> r.Verdict:
+        if version == self.val_version:
+            return r.Verdict.REFUSED
+        self.results.pop(version, None)
+        return r.Verdict.OK
+
     def stats(self) -> r.Stats:
         return r.Stats(
             counts={state.value: len(self.within(state)) for state in State},

@@ -389,6 +389,11 @@ def val_results(version: int) -> Op[list[bytes]]:
     return Op("val_results", (version,), lambda raw: [bytes(v) for v in raw])
 
 
+def val_forget(version: int) -> Op[r.Verdict]:
+    """Its results are reported and nobody asks for them any more. ok | refused (no later one has begun)."""
+    return Op("val_forget", (version,), _verdict)
+
+
 def stats() -> Op[r.Stats]:
     return Op("stats", (), _stats)
 

@@ -67,6 +67,7 @@ CALLS: dict[str, tuple[str, Args]] = {
     "trim": ("idle", (5,)),
     "val_close": ("idle", (1,)),
     "val_finish": ("idle", ("a", 1, 0, b"result")),
+    "val_forget": ("idle", (0,)),
     "val_load": ("idle", (0, b"row", 7, b"row")),
     "val_results": ("idle", (1,)),
     "val_status": ("idle", ()),

@@ -382,3 +382,6 @@ def test_validation_gives_each_row_once_and_never_mixes_versions(lockstep: Make)
     assert pair("val_finish", "b", 1, 0, b"late") == "refused"
     assert pair("val_close", 1) == "ok"
     assert pair("val_results", 1) == []
+    assert pair("val_forget", 1) == "refused", "a status may still ask for it"
+    assert pair("val_forget", 0) == pair("val_forget", 0) == "ok"
+    assert pair("val_results", 0) == []

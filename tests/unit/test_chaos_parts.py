@@ -33,7 +33,8 @@ def measured(
     told: int = 2,
 ) -> Measured:
     size = Size(threads, descriptors, to_redis, mib * MIB)
-    return Measured({("coordinator", 1): size, ("engine core", 2): size}, keys, told)
+    names = {f"owned:rollouter-{number}" for number in range(keys)}
+    return Measured({("coordinator", 1): size, ("engine core", 2): size}, names, told)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +44,9 @@ def measured(
         (measured(threads=34, descriptors=66, mib=560, keys=14), ""),
         (measured(threads=55), "30 -> 55 threads"),
         (measured(descriptors=110), "60 -> 110 descriptors"),
-        (measured(to_redis=95), "20 -> 95 connections to Redis"),
+        (measured(to_redis=29), "20 -> 29 connections to Redis"),
         (measured(mib=700), "500 -> 700 MiB"),
-        (measured(keys=37), "12 -> 37 keys in Redis"),
+        (measured(keys=17), "12 -> 17 keys in Redis, of these new: owned:rollouter-12, owned:rollouter-13"),
         (measured(told=27), "telemetry of 2 -> 27 rollouters"),
     ],
 )

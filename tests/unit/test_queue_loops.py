@@ -266,11 +266,18 @@ class Validated:
         self.status = ValStatus(-1, 3, 0, False)
         self.results: dict[int, list[bytes]] = {}
         self.closed: list[int] = []
+        self.forgotten: list[int] = []
         self.ledger = FakeLedger(
             val_status=lambda: self.status,
             val_results=lambda version: self.results.get(version, []),
             val_close=lambda version: self.closed.append(version) or Verdict.OK,  # type: ignore[func-returns-value]
+            val_forget=self.forget,
         )
+
+    def forget(self, version: int) -> Verdict:
+        self.results.pop(version, None)
+        self.forgotten.append(version)
+        return Verdict.OK
 
     def reporter(self, path: Path | None) -> ValidationReporter:
         return ValidationReporter(self.ledger, ["a", "a", "b"], EvalFile(path))  # type: ignore[arg-type]
@@ -361,6 +368,18 @@ async def test_overtaken_versions_are_reported_in_order(tmp_path: Path) -> None:
     assert [line["version"] for line in lines[1:]] == [1, 1, 4, 4]
     asked = [args[0] for script, args in run.ledger.calls if script == "val_results"]
     assert asked == [0, 1, 2, 3, 4]
+    assert run.forgotten == [0, 1, 2, 3], "the newest is what a status shows"
+
+
+async def test_killed_between_report_and_forgetting_it_is_forgotten_later(tmp_path: Path) -> None:
+    path, run = tmp_path / "eval.jsonl", Validated()
+    run.status, run.results[3] = ValStatus(3, 3, 1, False), [result(3, 0, "a", 0.5)]
+    await run.reporter(path).step()
+    before = path.read_text()
+    run.status = ValStatus(5, 3, 0, True)
+    await run.reporter(path).step()
+    assert 3 in run.forgotten
+    assert path.read_text() == before
 
 
 async def test_a_version_is_reported_once_when_the_next_one_is_validated(tmp_path: Path) -> None:

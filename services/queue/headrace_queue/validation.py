@@ -171,8 +171,8 @@ class ValidationReporter:
         self._responses = responses
         self._held_out = Counter(data_sources)
         self._file = file
-        self._next = file.newest + 1
-        """No version below this one is still to be reported."""
+        self._next = max(0, file.newest)
+        """No version below this one is still to be reported, and the ledger has forgotten their results."""
 
     @property
     def latest(self) -> list[Score]:
@@ -185,6 +185,7 @@ class ValidationReporter:
         while self._next < status.version:
             if self._next not in self._file:
                 await self._report_overtaken(self._next)
+            await self._ledger.run(ops.val_forget(self._next))
             self._next += 1
         finished = status.done >= status.total or not status.open
         if finished and status.version not in self._file:
