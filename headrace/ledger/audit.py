@@ -31,7 +31,7 @@ PLACES = {
 }
 META = (
     *("schema", "fingerprint", "max_required", "claim_size", "max_retries", "max_crashes", "total"),
-    *("version", "digest", "term", "round", "commit_round", "phase", "held", "fresh", "lineage", "window"),
+    *("version", "digest", "term", "round", "commit_round", "phase", "held", "lineage", "window"),
     *(
         "cursor",
         "issued_total",

@@ -78,7 +78,7 @@ class InMemoryLedger(InMemorySamples):
         if expected != self.lineage:
             return r.OpenLineageReply(False, self.lineage, self.version)
         self.lineage += 1
-        self.phase, self.held, self.fresh, self.final = "adopting", True, True, False
+        self.phase, self.held, self.final = "adopting", True, False
         self.ending = self.completed = False
         self.window, self.trimmed = self.version + 1, -1
         self.members.clear()
@@ -224,7 +224,7 @@ class InMemoryLedger(InMemorySamples):
         self.windows = Counter({w: n for w, n in self.windows.items() if w >= version})
         self.version, self.digest, self.commit_round = version, digest, round_
         self.members = dict.fromkeys(members, version)
-        self.held = self.fresh = self.val_open = False
+        self.held = self.val_open = False
         self.final = final
         self.max_required = max_required or self.max_required
         if validate:
@@ -233,12 +233,6 @@ class InMemoryLedger(InMemorySamples):
             self.results[version] = {}
         self.phase, self.window = "idle", max(self.window, version)
         return r.CommitReply(r.CommitStatus.OK, 0)
-
-    def release(self, term: int, round_: int) -> r.Verdict:
-        if term != self.term or round_ != self.round or self.phase == "adopting":
-            return self._fenced("release")
-        self.phase, self.held = "idle", self.fresh
-        return r.Verdict.OK
 
     def complete(self, lineage: int) -> r.Verdict:
         if lineage != self.lineage:
@@ -250,12 +244,6 @@ class InMemoryLedger(InMemorySamples):
         if term != self.term or self.phase != "idle" or self.held or version != self.version:
             return r.Verdict.REFUSED
         self.members[incarnation] = version
-        return r.Verdict.OK
-
-    def remove_member(self, term: int, incarnation: str) -> r.Verdict:
-        if term != self.term:
-            return self._fenced("remove_member")
-        self.members.pop(incarnation, None)
         return r.Verdict.OK
 
     # -- validation ------------------------------------------------------------------------------

@@ -64,7 +64,6 @@ class InMemorySamples:
     commit_round: int = -1
     phase: str = "idle"
     held: bool = True
-    fresh: bool = True
     lineage: int = 0
     window: int = 0
     end_of_data: bool = False
@@ -326,21 +325,13 @@ class InMemorySamples:
                 self.windows[s.window] += 1
         return r.Verdict.OK
 
-    def bury(self, lineage: int, sample: str, reason: str, detail: str) -> r.Verdict:
-        return self._discard(Event.BURY, State.DEAD, lineage, [sample], reason)
-
     def drop(self, lineage: int, ids: Sequence[str], reason: str) -> r.Verdict:
-        return self._discard(Event.DROP, State.DROPPED, lineage, ids, reason)
-
-    def _discard(
-        self, event: Event, target: State, lineage: int, ids: Sequence[str], reason: str
-    ) -> r.Verdict:
         if lineage != self.lineage:
-            return self._fenced(event)
-        last = (event, lineage, reason)
+            return self._fenced(Event.DROP)
+        last = (Event.DROP, lineage, reason)
         todo = []
         for s in map(self.get, ids):
-            if s and s.state is target and s.last == last:
+            if s and s.state is State.DROPPED and s.last == last:
                 continue
             mine = s is not None and (
                 s.state is State.QUEUED or (s.state is State.TRAINING and s.lineage == lineage)
@@ -350,7 +341,7 @@ class InMemorySamples:
             if s not in todo:
                 todo.append(s)
         for s in todo:
-            self._end(event, s, target, reason, last)
+            self._end(Event.DROP, s, State.DROPPED, reason, last)
         return r.Verdict.OK
 
     def reject(

@@ -205,11 +205,6 @@ def train(lineage: int, step: int, ids: Sequence[str]) -> Op[r.Verdict]:
     return Op("train", (lineage, step, *ids), _verdict)
 
 
-def bury(lineage: int, sample_id: str, reason: str, detail: str) -> Op[r.Verdict]:
-    """The trainer cannot use this sample. ok | fenced | unknown."""
-    return Op("bury", (lineage, sample_id, reason, detail[:MAX_DETAIL]), _verdict)
-
-
 def drop(lineage: int, ids: Sequence[str], reason: str) -> Op[r.Verdict]:
     """Leave these out of training on purpose. All or none: ok | fenced | unknown."""
     return Op("drop", (lineage, reason, *ids), _verdict)
@@ -296,11 +291,6 @@ def commit(
     )
 
 
-def release(term: int, round_: int) -> Op[r.Verdict]:
-    """Give up the round. A lineage without a commit stays held. ok | fenced."""
-    return Op("release", (term, round_), _verdict)
-
-
 def complete(lineage: int) -> Op[r.Verdict]:
     """The trainer has saved and exported everything; nothing is left to do. ok | fenced."""
     return Op("complete", (lineage,), _verdict)
@@ -309,11 +299,6 @@ def complete(lineage: int) -> Op[r.Verdict]:
 def admit(term: int, incarnation: str, version: int) -> Op[r.Verdict]:
     """A late joiner that has caught up becomes a member. ok | refused (a round runs, version moved on)."""
     return Op("admit", (term, _incarnation(incarnation), version), _verdict)
-
-
-def remove_member(term: int, incarnation: str) -> Op[r.Verdict]:
-    """ok | fenced. The incarnation keeps what it owns until it parks, hands back or expires."""
-    return Op("remove_member", (term, incarnation), _verdict)
 
 
 def trim(floor_step: int) -> Op[int]:

@@ -55,7 +55,6 @@ class Event(enum.StrEnum):
     EXPIRE = "expire"
     CLAIM = "claim"
     TRAIN = "train"
-    BURY = "bury"
     DROP = "drop"
     REJECT = "reject"
     REQUEUE_DEAD = "requeue_dead"
@@ -121,8 +120,6 @@ TRANSITIONS: tuple[Transition, ...] = (
         "the last one; oldest first",
     ),
     Transition(_E.TRAIN, _S.TRAINING, _S.TRAINED, f"{_LINEAGE} and claimed it"),
-    Transition(_E.BURY, _S.QUEUED, _S.DEAD, _LINEAGE),
-    Transition(_E.BURY, _S.TRAINING, _S.DEAD, f"{_LINEAGE} and claimed it"),
     Transition(_E.DROP, _S.QUEUED, _S.DROPPED, _LINEAGE),
     Transition(_E.DROP, _S.TRAINING, _S.DROPPED, f"{_LINEAGE} and claimed it"),
     Transition(

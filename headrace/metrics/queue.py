@@ -17,8 +17,8 @@ from headrace.metrics.views import Graph
 SERVICE = Service("queue")
 
 FENCED = (
-    *("adopt", "bury", "claim", "commit", "complete", "drop", "fail", "finish", "hand_back", "hold", "park"),
-    *("reject", "release", "remove_member", "train"),
+    *("adopt", "claim", "commit", "complete", "drop", "fail", "finish", "hand_back", "hold", "park"),
+    *("reject", "train"),
 )
 REQUEUED = ("expired", "failed", "handback", "lineage", "operator", "rejected", "rollback")
 KEPT = ("parked", "queued", "training")

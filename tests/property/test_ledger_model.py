@@ -187,13 +187,11 @@ class Schedules(RuleBasedStateMachine):
         self.pair("train", self.m.lineage - int(not right and index % 2), self.step, ids)
 
     @when(State.TRAINING, State.QUEUED)
-    @rule(index=picks, right=mostly, how=st.sampled_from(["drop one", "drop two", "bury", "reject"]))
+    @rule(index=picks, right=mostly, how=st.sampled_from(["drop one", "drop two", "reject"]))
     def discard(self, index: int, right: bool, how: str) -> None:
         lineage = self.m.lineage - int(not right)
         ids = [s.id for i in range(index, index + 2) if (s := self.pick(i, State.TRAINING, State.QUEUED))]
-        if how == "bury":
-            self.pair("bury", lineage, ids[0], "malformed", "detail")
-        elif how == "reject":
+        if how == "reject":
             s = self.m.records[int(ids[0])]
             self.pair(
                 "reject",
@@ -241,9 +239,7 @@ class Schedules(RuleBasedStateMachine):
         self.pair("commit", m.term, round_, m.lineage, version, f"d{version}", members, False, False, limit)
 
     @rule(
-        what=st.sampled_from(
-            ["admit", "remove_member", "release", "open_term", "trim", "limit", "commit", "complete"]
-        ),
+        what=st.sampled_from(["admit", "open_term", "trim", "limit", "commit", "complete"]),
         owner=owners,
         right=mostly,
         n=st.integers(1, 6),
@@ -252,8 +248,6 @@ class Schedules(RuleBasedStateMachine):
         m, off = self.m, int(not right)
         args: dict[str, tuple[Any, ...]] = {
             "admit": (m.term, owner, m.version - off),
-            "remove_member": (m.term - off, owner),
-            "release": (m.term, m.round - off),
             "open_term": (),
             "complete": (m.lineage - off,),
             "trim": (max(-1, self.step - 2 - n),),

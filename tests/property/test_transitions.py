@@ -53,7 +53,6 @@ def attempts_of(event: Event) -> list[Callable[[LockStep], object]]:
         ],
         Event.CLAIM: [lambda p: p.claim(0, 1), lambda p: p("claim", 0, 0, 1, "q"), lambda p: p.claim(5, 1)],
         Event.TRAIN: [lambda p: p("train", 1, 2, [ID]), lambda p: p("train", 0, 2, [ID])],
-        Event.BURY: [lambda p: p("bury", 1, ID, "bad", ""), lambda p: p("bury", 0, ID, "bad", "")],
         Event.DROP: [lambda p: p("drop", 1, [ID], "x"), lambda p: p("drop", 0, [ID], "x")],
         Event.REJECT: [
             lambda p, n=n, a=a: p("reject", n, ID, a, "r", "d") for n, a in [(0, 1), (1, 2), (1, 1)]
@@ -108,7 +107,6 @@ def test_unknown_ids_get_a_clean_answer(lockstep: Make) -> None:
     assert pair("hand_back", "a", name, 1) == "fenced"
     assert pair("fail", "a", name, 1, "r", "d") == "fenced"
     assert pair("train", 1, 1, [name]) == "unknown"
-    assert pair("bury", 1, name, "r", "d") == "unknown"
     assert pair("drop", 1, [name], "r") == "unknown"
     assert pair("requeue_dead", name, "q", True) == "unknown"
     assert pair.ledger.run(ops.sample(name)) is None
@@ -236,7 +234,6 @@ def test_what_the_old_lineage_claimed_the_new_one_cannot_train(lockstep: Make) -
     bring_to(pair, State.TRAINING)
     pair("open_lineage", 1, "q")
     assert pair("train", 2, 1, [ID]) == "unknown"
-    assert pair("bury", 2, ID, "bad", "") == "unknown"
     assert pair("drop", 2, [ID], "bad") == "unknown"
 
 
@@ -339,7 +336,6 @@ def test_dead_samples_tell_all_about_themselves(lockstep: Make) -> None:
 def test_stale_rounds_terms_and_lineages_are_fenced(lockstep: Make) -> None:
     pair = lockstep()
     pair.start(4, 2)
-    assert pair("release", 1, 0) == "ok"
     assert pair.ledger.run(ops.stats()).held  # no commit yet: nothing to go back to
     pair.sync(["a"])
     assert pair("hold", 1, 1, 1) == "fenced"  # round 1 has committed
@@ -349,11 +345,11 @@ def test_stale_rounds_terms_and_lineages_are_fenced(lockstep: Make) -> None:
     assert pair("admit", 1, "b", 0) == "refused"
     assert pair("commit", 1, 1, 1, 1, "d", [], False, False).status == "fenced"
     assert pair("commit", 1, 2, 1, 2, "d", [], False, False).status == "fenced"
-    assert pair("release", 1, 2) == "ok"
+    assert pair("commit", 1, 2, 1, 1, "d", [], False, False).status == "ok"
     assert not pair.ledger.run(ops.stats()).held
-    assert pair("commit", 1, 2, 1, 1, "d", [], False, False).status == "fenced"
-    assert pair("admit", 1, "b", 0) == "ok"
-    assert pair("remove_member", 0, "b") == "fenced"
+    assert pair("commit", 1, 2, 1, 2, "d", [], False, False).status == "fenced"
+    assert pair("admit", 1, "b", 0) == "refused"  # it has older weights by now
+    assert pair("admit", 1, "b", 1) == "ok"
 
 
 def test_validation_gives_each_row_once_and_never_mixes_versions(lockstep: Make) -> None:

@@ -21,7 +21,7 @@ for _, field in ipairs(call('HKEYS', META)) do
 end
 call('DEL', key('members'))
 for i = 9, #ARGV do call('HSET', key('members'), ARGV[i], version) end
-call('HSET', META, 'version', version, 'digest', ARGV[5], 'commit_round', round, 'held', 0, 'fresh', 0,
+call('HSET', META, 'version', version, 'digest', ARGV[5], 'commit_round', round, 'held', 0,
   'phase', 'idle', 'final', ARGV[7], 'val:open', 0)
 if ARGV[8] ~= '0' then call('HSET', META, 'max_required', ARGV[8]) end
 if num('window') < version then call('HSET', META, 'window', version) end

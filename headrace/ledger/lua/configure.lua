@@ -17,7 +17,7 @@ if not schema then
   local ledger = KNOWN and split(KNOWN) or ''
   if ledger == '' then ledger = redis.sha1hex(PREFIX .. now() .. print) end
   call('HSET', META, 'schema', 1, 'ledger', ledger, 'fingerprint', print, 'version', -1, 'digest', '',
-    'term', 0, 'round', 0, 'commit_round', -1, 'phase', 'idle', 'held', 1, 'fresh', 1, 'lineage', 0,
+    'term', 0, 'round', 0, 'commit_round', -1, 'phase', 'idle', 'held', 1, 'lineage', 0,
     'window', 0, 'cursor', 0, 'issued_total', 0, 'end_of_data', 0, 'final', 0, 'fenced', 0, 'seq', 0, 'trimmed', -1,
     'val:version', -1, 'val:open', 0)
 end

@@ -11,7 +11,7 @@ local fields = call('HKEYS', META)
 for _, field in ipairs(fields) do
   if string.sub(field, 1, 3) == 'tw:' then call('HDEL', META, field) end
 end
-call('HSET', META, 'lineage', lineage, 'phase', 'adopting', 'held', 1, 'fresh', 1, 'window', version + 1,
+call('HSET', META, 'lineage', lineage, 'phase', 'adopting', 'held', 1, 'window', version + 1,
   'final', 0, 'ending', 0, 'completed', 0, 'trimmed', -1)
 call('DEL', key('members'))
 store('open_lineage', expected, request, { lineage = lineage })
