@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from headrace.checkpoints import CHECKPOINT_MANIFEST as MANIFEST
-from headrace.checkpoints import RESUMED_FROM, CheckpointError, complete_checkpoints
+from headrace.checkpoints import RESUMED_FROM, CheckpointError, Manifest, complete_checkpoints, read_manifest
+from headrace_trainer import checkpoint
 from headrace_trainer.checkpoint import Checkpoints, SaveFailed
 from headrace_trainer.optimize import Learnable
 from headrace_trainer.progress import Progress
@@ -66,6 +67,26 @@ def test_saving_is_atomic_and_keeps_the_newest(tmp_path: Path, ranks: Ranks) -> 
     checkpoints.save(replace(Progress(step=3, lineage=2), tokens=7))
     assert json.loads((tmp_path / "step_00000003" / MANIFEST).read_text())["lineage"] == 2
     assert not cut_off.exists()
+
+
+def test_a_save_reads_each_manifest_once(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each names every sample trained up to it."""
+    checkpoints = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks)
+    for step in (1, 2):
+        checkpoints.save(Progress(step=step, lineage=1))
+    read: list[str] = []
+
+    def reading(path: Path) -> Manifest:
+        read.append(path.name)
+        return read_manifest(path)
+
+    monkeypatch.setattr(checkpoint, "read_manifest", reading)
+    checkpoints.save(Progress(step=3, lineage=1))
+    assert read == ["step_00000003", "step_00000001", "step_00000002"], (
+        "whether it is saved already; the others"
+    )
 
 
 def test_what_is_saved_is_what_was_true_when_saving_began(tmp_path: Path, ranks: Ranks) -> None:

@@ -12,6 +12,7 @@ Before anything is loaded the whole checkpoint is verified (`headrace.checkpoint
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -192,40 +193,37 @@ class Checkpoints:
         return {t["name"]: ShardFile(**t["file"]) for t in every}
 
     def _publish(self, manifest: Manifest, fresh: Path, final: Path) -> None:
-        self._refuse_to_interfere(manifest.lineage)
+        """Raises SaveFailed for a trainer that has not heard of its successor: it must neither replace its
+        checkpoints nor remove any."""
+        others = self._others()  # read once: a manifest names every sample trained up to it
+        for name, other in others.items():
+            if other.lineage > manifest.lineage:
+                raise SaveFailed(
+                    f"lineage {other.lineage} has saved {self._directory / name}: this trainer's is "
+                    f"{manifest.lineage}, and over"
+                )
         write_manifest(fresh, manifest)
         _sync_directory(fresh)
         if final.exists():  # the same step, trained again after a resume from an older checkpoint
             final.rename(self._directory / f".{final.name}.old.tmp")
         fresh.rename(final)
-        self._set_aside_what_came_late(manifest)
+        # A trainer that was stopped in the middle of a save may have ended it after its successor began. Its
+        # step is of a history that the run has left, and would pass for the newest.
+        late = [n for n, o in others.items() if o.step > manifest.step and o.lineage < manifest.lineage]
+        if late:
+            set_aside(self._directory, late)
         _sync_directory(self._directory)
         for old in complete_checkpoints(self._directory)[: -self._config.trainer.max_ckpt_to_keep]:
             shutil.rmtree(old)
         log.info("checkpoint saved", extra={"path": str(final), "step": manifest.step})
 
-    def _set_aside_what_came_late(self, manifest: Manifest) -> None:
-        """A trainer that was stopped in the middle of a save may have ended it after its successor began. Its
-        step is of a history that the run has left, and would pass for the newest."""
-        for found in complete_checkpoints(self._directory):
-            try:
-                late = read_manifest(found)
-            except CheckpointError:
-                continue
-            if late.step > manifest.step and late.lineage < manifest.lineage:
-                set_aside(self._directory, [found.name])
-
-    def _refuse_to_interfere(self, lineage: int) -> None:
-        """A trainer that has not heard of its successor must neither replace its checkpoints nor remove any.
-
-        Raises SaveFailed."""
-        for found in complete_checkpoints(self._directory):
-            try:
-                newer = read_manifest(found).lineage
-            except CheckpointError:
-                continue  # it is in nobody's way
-            if newer > lineage:
-                raise SaveFailed(f"lineage {newer} has saved {found}: this trainer's is {lineage}, and over")
+    def _others(self) -> dict[str, Manifest]:
+        """What the checkpoints that are there say of themselves; one that says nothing is in nobody's way."""
+        found = {}
+        for checkpoint in complete_checkpoints(self._directory):
+            with contextlib.suppress(CheckpointError):
+                found[checkpoint.name] = read_manifest(checkpoint)
+        return found
 
     def load(self, checkpoint: Path) -> Progress:
         """All ranks together, on any number of ranks.
