@@ -50,7 +50,8 @@ def examine(config: RunConfig) -> Findings:
         *_cores(config),
         *trackers.problems(config),
     ]
-    return Findings(problems, [*warnings, *_overlap(rows), *trackers.warnings(config), *_exposed()])
+    places = [why for why in (scratch.elsewhere(), scratch.exposed()) if why is not None]
+    return Findings(problems, [*warnings, *_overlap(rows), *trackers.warnings(config), *places])
 
 
 def _cores(config: RunConfig) -> Iterator[str]:
@@ -264,10 +265,6 @@ def external_redis_problems(url: str, timeout_s: float, allow_volatile: bool = F
         )
     if info.get("aof_enabled") == 0 and not allow_volatile:
         yield f"redis.url: {shown}: {VOLATILE}"
-
-
-def _exposed() -> list[str]:
-    return [why] if (why := scratch.exposed()) else []
 
 
 def _ports(config: RunConfig) -> Iterator[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import socket
 import stat
@@ -111,6 +112,18 @@ def _try_socket(root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as tried:
         tried.bind(str(file))
     file.unlink()
+
+
+def elsewhere() -> str | None:
+    """What to tell whoever has named a directory that our folders cannot lie in; None where they do."""
+    asked, used = Path(tempfile.gettempdir()), _parents()[0]
+    if asked == used:
+        return None
+    return (
+        f"TMPDIR: the path {asked} has {len(os.fsencode(asked))} bytes, and the engines' sockets leave room for "
+        f"{_LONGEST}: temporary files go to {used}; to have them there set TMPDIR to a short symbolic link, "
+        f"made by: ln -s {shlex.quote(str(asked))} /short/link"
+    )
 
 
 def _ours(parent: Path) -> Iterator[Path]:

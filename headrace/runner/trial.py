@@ -14,7 +14,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict
 from typing import Any
 
@@ -24,10 +23,12 @@ from headrace.data.problems import place
 from headrace.data.prompts import Prompts, tokenize_rows
 from headrace.data.rows import DataError, Row, Rows
 from headrace.data.tokenizer import load_tokenizer, need_template
+from headrace.environment import without_secrets
 from headrace.model_checks import Checked, check_model
 from headrace.reward import RewardError
-from headrace.runner import reward_probe
+from headrace.runner import reward_probe, scratch
 from headrace.service.module_command import module_command
+from headrace.service.spawn import die_with
 
 MOST_PROMPTS = 5000
 """Prompts of each kind that are tokenised here; the queue service tokenises all of them at the start."""
@@ -150,7 +151,9 @@ def main() -> None:
 
 def run(config: RunConfig, timeout_s: float) -> dict[str, Checked]:
     """The sections that were reached within `timeout_s`; the first that was not has that as its problem."""
-    with tempfile.TemporaryDirectory(prefix="headrace-trial-") as folder:
+    folder = scratch.create()
+    late = False
+    try:
         process = subprocess.Popen(
             module_command("headrace.runner.trial"),
             stdin=subprocess.PIPE,
@@ -158,19 +161,23 @@ def run(config: RunConfig, timeout_s: float) -> dict[str, Checked]:
             stderr=subprocess.PIPE,
             text=True,
             env={
-                **os.environ,
-                "TMPDIR": folder,
+                **without_secrets(),
+                "TMPDIR": str(folder.root),
                 "TOKENIZERS_PARALLELISM": "false",
                 "VLLM_LOGGING_LEVEL": "ERROR",
             },
+            preexec_fn=die_with(os.getpid()),
         )
-        late = False
         try:
             written, said = process.communicate(json.dumps(config.to_plain()), timeout=timeout_s)
         except subprocess.TimeoutExpired:
             late = True
             process.kill()
             written, said = process.communicate()
+        finally:
+            process.kill()  # nobody waits for it after Ctrl-C
+    finally:
+        folder.remove()
     sections: dict[str, Checked] = {}
     for line in written.split("\n")[:-1]:  # one that was cut short does not count
         read = json.loads(line)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -106,6 +108,29 @@ def test_the_next_start_removes_what_belongs_to_nobody_and_nothing_else(temporar
         for process in (dead, alive):
             process.kill()
             process.communicate(timeout=10)
+
+
+def test_a_folder_that_is_too_long_is_told_and_a_link_to_it_serves(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    long = temporary / ("its files are many " * 3)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    told = scratch.elsewhere()
+    assert told is not None
+    assert "temporary files go to /tmp" in told
+    link = temporary / "l"
+    advised = told.rpartition("made by: ")[2].replace("/short/link", str(link))
+    subprocess.run(shlex.split(advised), check=True, timeout=10)
+    monkeypatch.setattr("tempfile.tempdir", str(link))
+    assert scratch.elsewhere() is None
+    made = scratch.create()
+    assert [file.name for file in long.iterdir()] == [made.root.name]
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(str(scratch.emptied(made.root, "rollouter-99") / str(uuid.uuid4())))
+    made.remove()
+    assert list(long.iterdir()) == []
 
 
 def test_the_paths_of_sockets_stay_short_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -15,9 +18,10 @@ from headrace.cli.main import parse
 from headrace.cli.validate import JSON
 from headrace.config import RunConfig
 from headrace.demo import spell_backward
-from headrace.runner import trial
+from headrace.runner import scratch, trial
 from headrace.runner.trial import Trial
 from tests.integration import tiny_models
+from tests.waiting import until
 
 REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    "
 GRADED = "return float(solution_str == ground_truth)\n"
@@ -125,6 +129,40 @@ def test_a_configuration_that_cannot_be_read_as_json(
 def test_checks_that_take_too_long_are_given_up(settings: dict[str, Any]) -> None:
     found = trial.run(RunConfig.model_validate(settings), timeout_s=0.0)
     assert found["model"].problems == ["model: was not checked within 0 s (--timeout)"]
+
+
+TRIES = """
+import sys, tempfile
+from pathlib import Path
+tempfile.tempdir = sys.argv[1]
+from headrace.config import RunConfig
+from headrace.runner import scratch, trial
+scratch._parents = lambda: [Path(sys.argv[1])]
+trial.run(RunConfig.model_validate_json(sys.stdin.read()), 600.0)
+"""
+
+
+def test_a_check_that_is_killed_leaves_nothing(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the process that runs the code of model and reward have the run's secrets."""
+    monkeypatch.setenv("HEADRACE_TOKEN", "secret")
+    tried = RunConfig.model_validate(settings).model_dump_json()
+    command = [sys.executable, "-c", TRIES, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as caller:
+        assert caller.stdin is not None
+        caller.stdin.write(tried)
+        caller.stdin.close()
+        (trying,) = until(lambda: psutil.Process(caller.pid).children(), "the trial's process")
+        until(lambda: "headrace.runner.trial" in trying.cmdline(), "it to be what it will be")
+        assert "TMPDIR" in trying.environ()
+        assert "HEADRACE_TOKEN" not in trying.environ()
+        caller.kill()
+    until(lambda: not trying.is_running(), "the trial's end", 5.0)  # by itself it would go on for long
+    assert len(list(tmp_path.glob(f"{scratch.PREFIX}*"))) == 1
+    monkeypatch.setattr(scratch, "_parents", lambda: [tmp_path])
+    scratch.create().remove()
+    assert list(tmp_path.glob(f"{scratch.PREFIX}*")) == []
 
 
 @pytest.mark.parametrize(
