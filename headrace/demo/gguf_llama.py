@@ -1,7 +1,8 @@
 """A Llama in a GGUF file as a Hugging Face model directory, dequantised.
 
-transformers reads GGUF too, but keeps quantised weights packed and refuses to save them; training and vLLM
-both want plain tensors. What the two formats do differently, and this module undoes:
+transformers reads GGUF too, but does not save what it has read, and builds a tokenizer that does not set
+digits apart where the file asks for it (docs/decisions/libraries.md). What the formats do differently, and
+this module undoes:
 
 - GGUF names tensors `blk.3.attn_q.weight` where Hugging Face says `model.layers.3.self_attn.q_proj.weight`.
 - GGUF turns rotary positions by pairs of neighbours, Hugging Face by halves: within each head the rows of q
