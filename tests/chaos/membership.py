@@ -22,6 +22,8 @@ THREADS, DESCRIPTORS, KEYS = 6, 8, 3
 """What a process, and the ledger, may have more of: pools grow by one or two under load."""
 OF_THEIR_OWN = ("s:", "reply:")
 """Keys of samples, and of answers that end by themselves after a quarter of an hour."""
+FIXED = ("val:rows", "val:todo", "val:taken", "val:done")
+"""Names with a colon that are no part of a name that varies."""
 MEMORY_SHARE, MEMORY_BYTES = 1.2, 64 << 20
 
 
@@ -47,7 +49,8 @@ class Measured:
     processes: dict[tuple[str, int], Size] = field(default_factory=dict)
     """By name and process id: one that starts anew is another."""
     keys: set[str] = field(default_factory=set)
-    """Of the ledger, but for those of samples and of answers."""
+    """Of the ledger, with a variable part in their names: one of a fixed name is there while it holds
+    something. Without those of samples and of answers."""
     told: int = 0
     """Rollouters with an entry in the telemetry."""
 
@@ -73,7 +76,7 @@ def measure(world: World) -> Measured:
     with world.redis as client:
         prefix = keys.prefix(NAME)
         names = [name.decode().removeprefix(prefix) for name in client.scan_iter(f"{prefix}*", count=1000)]
-        found.keys = {name for name in names if not name.startswith(OF_THEIR_OWN)}
+        found.keys = {n for n in names if ":" in n and n not in FIXED and not n.startswith(OF_THEIR_OWN)}
         found.told = client.hlen(telemetry_key(NAME))
     return found
 
@@ -111,7 +114,7 @@ def fifty_changes(world: World, rng: random.Random) -> str:
         for (name, pid), was in before.processes.items()
         if (now := after.processes.get((name, pid))) is not None
     ]
-    lines.append(f"keys {len(before.keys)} -> {len(after.keys)}")
+    lines.append(f"keys {sorted(before.keys)} -> {sorted(after.keys)}")
     lines.append(f"telemetry of {before.told} -> {after.told} rollouters")
     print("\n".join(f"    {line}" for line in lines), flush=True)
     if len(lines) - 2 < len(before.processes) // 2 and not world.ended:
