@@ -120,8 +120,8 @@ def elsewhere() -> str | None:
     if asked == used:
         return None
     return (
-        f"TMPDIR: the path {asked} has {len(os.fsencode(asked))} bytes, and the engines' sockets leave room for "
-        f"{_LONGEST}: temporary files go to {used}; to have them there set TMPDIR to a short symbolic link, "
+        f"TMPDIR: the path {asked} has {len(os.fsencode(asked))} bytes, and the engines' sockets leave room "
+        f"for {_LONGEST}: temporary files go to {used}; to have them there set TMPDIR to a short symbolic link, "
         f"made by: ln -s {shlex.quote(str(asked))} /short/link"
     )
 
