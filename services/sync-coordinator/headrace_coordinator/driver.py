@@ -137,7 +137,6 @@ class Driver:
         )
         for connection in self.connections.members.values():
             self.roster.resume_if_lost(connection, stats)  # with the canary of the version that it has
-        self.state.manifest = begin.manifest
         clock = Timings()
         await self.transfers.run(
             session,
@@ -197,6 +196,8 @@ class Driver:
         if reply.status is not CommitStatus.OK:
             return s.CommitAnswer(False, f"commit of version {begin.version} refused: {reply}")
         self.state.version = begin.version
+        # Not before: one that missed its resume and reconnects in a round needs the canary of what it has.
+        self.state.manifest = begin.manifest
         self.roster.committed(members, begin.lineage)
         return s.CommitAnswer(True)
 
