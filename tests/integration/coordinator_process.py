@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -19,10 +18,9 @@ import redis
 import yaml
 
 from headrace.environment import bearer
-from headrace.ledger import SyncLedger, adopt, ops, scripts
+from headrace.ledger import SyncLedger, adopt, ops
 from headrace.ledger.replies import Stats
 from headrace.net import unix_address
-from headrace.redis_url import build
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace.valkey_server import ValkeyServer
@@ -44,56 +42,6 @@ async def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0
         await asyncio.sleep(0.01)
 
 
-class Relay:
-    """A TCP relay in front of Valkey: commands go through, replies can be kept back from one on."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self.replies = asyncio.Event()
-        self.replies.set()
-        self.port = 0
-        self._trigger: bytes | None = None
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def hold_from(self, script: str) -> None:
-        """Keep back the reply to the next call of this script, and all that follow."""
-        self._trigger = scripts.sha(script).encode()
-
-    def let_go(self) -> None:
-        self._trigger = None
-        self.replies.set()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, forth = await asyncio.open_connection("127.0.0.1", self._target)
-        ways = (self._pump(reader, forth, held=False), self._pump(back, writer, held=True))
-        for way in ways:
-            task = asyncio.create_task(way)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: bool) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(65536):
-                if held:
-                    await self.replies.wait()
-                elif self._trigger is not None and self._trigger in data:
-                    self.replies.clear()
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-
-
 class Coordinator:
     """A run: its files, its ledger, the coordinator's process and the peers that talk to it."""
 
@@ -105,8 +53,6 @@ class Coordinator:
         """Where it listens instead, from its next start on."""
         self.process: subprocess.Popen[bytes] | None = None
         self.peers: list[Peer] = []
-        self.relay: Relay | None = None
-        self._valkey = server
         self._channel: grpc.aio.Channel | None = None
         self._log_from = 0
         folder.mkdir()
@@ -124,13 +70,6 @@ class Coordinator:
         self.ledger.run(ops.configure(8, 4, 1, 1, 1000, "print"))
 
     # -- the process -----------------------------------------------------------------------------
-
-    async def relayed(self) -> Relay:
-        """Let the process reach Valkey through a relay from its next start on."""
-        self.relay = Relay(self._valkey.port)
-        await self.relay.start()
-        self.url = build("127.0.0.1", self.relay.port, PASSWORD)
-        return self.relay
 
     def start(self, *options: str, token: str = TOKEN) -> subprocess.Popen[bytes]:
         """Start the process on the port that it had; returns at once."""
@@ -187,8 +126,6 @@ class Coordinator:
             await self._channel.close()
         if self.process is not None and self.process.poll() is None:
             self.kill()
-        if self.relay is not None:
-            await self.relay.close()
         self.ledger.close()
 
     # -- the peers and the ledger ----------------------------------------------------------------
@@ -235,14 +172,3 @@ class Coordinator:
             return status.phase == phase and list(status.waiting_for) == sorted(who)
 
         await until(as_wanted, f"{phase} to wait for {who}")
-
-    async def idle(self) -> None:
-        await self.waits_for("idle")
-
-    async def misses_trainer(self) -> None:
-        """Until the coordinator knows that its trainer's stream has ended."""
-
-        async def missed() -> bool:
-            return not (await self.status()).trainer_connected
-
-        await until(missed, "the coordinator to miss the trainer")

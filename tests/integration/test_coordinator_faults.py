@@ -1,4 +1,4 @@
-"""The coordinator's restarts, its trainer's, and what it refuses: real process, scripted peers."""
+"""The coordinator's process: killed, stopped, refused a start, and what it refuses; with scripted peers."""
 
 from __future__ import annotations
 
@@ -27,92 +27,12 @@ from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_trainer.launch_stream import LaunchStream
 from headrace_trainer.sync_client import SyncClient
-from tests.integration.coordinator_peers import Member, Peer, Trainer, hang_up
+from tests.integration.coordinator_peers import Member, Peer, Trainer
 from tests.integration.coordinator_process import until
 from tests.integration.test_coordinator import FIRST, REUSED, Make, make, sync, two, valkey
 from tests.integration.test_half_open import member_at
 
 __all__ = ["make", "valkey"]
-
-
-async def test_trainer_lost_in_a_round(make: Make) -> None:
-    c = await make()
-    a, b, trainer = await two(c, version=0)
-    a.silence("load")
-    trainer.begin(1)
-    await c.waits_for("transferring", "a")
-    await a.expect("pause", "load")
-    await b.expect("pause", "load")
-    await trainer.close()
-    await c.idle()
-    status = await c.status()
-    assert (status.version, status.trainer_connected) == (0, False)
-    a.answer("load")  # too late
-    a.answers.clear()
-
-    # The next lineage's first act is a full sync; until then nobody is resumed.
-    lineage = c.open_lineage()
-    await a.connect()
-    await a.expect("welcome")
-    second = await c.trainer(lineage)
-    await sync(second, 1, {a: FIRST, b: FIRST})
-    assert c.stats().members == {"a": 1, "b": 1}
-
-    old = Trainer(c.address, trainer.lineage)
-    c.peers.append(old)
-    await old.connect()
-    (rejected,) = await old.expect("rejected")
-    assert "lineage 1 is older than 2" in rejected.reason
-    assert await old.ended() is grpc.StatusCode.OK
-    await sync(second, 2, {a: REUSED, b: REUSED})
-
-    # One that the ledger has never heard of fences nobody, neither now nor later.
-    for absurd in (2**64 - 1, 2**63 - 1, lineage + 1, 0):
-        stranger = Trainer(c.address, absurd)
-        c.peers.append(stranger)
-        await stranger.connect()
-        (rejected,) = await stranger.expect("rejected")
-        assert f"lineage {absurd} is " in rejected.reason
-        assert await stranger.ended() is grpc.StatusCode.OK
-    await sync(second, 3, {a: REUSED, b: REUSED})
-
-    # A living one is superseded by its successor.
-    third = await c.trainer()
-    assert await second.ended() is grpc.StatusCode.OK
-    await sync(third, 4, {a: FIRST, b: FIRST})
-
-
-async def test_trainer_lost_while_the_commit_is_on_its_way(make: Make) -> None:
-    """What is committed is resumed, whoever asked for it."""
-    c = await make(up=False)
-    relay = await c.relayed()
-    await c.up()
-    a, b, trainer = await two(c, version=0)
-    relay.hold_from("commit")
-    trainer.begin(1)
-    await until(lambda: c.stats().version == 1, "the commit")
-    await trainer.close()
-    await c.misses_trainer()
-    relay.let_go()
-    await a.expect(*REUSED)
-    await b.expect(*REUSED)
-
-
-async def test_trainer_lost_before_the_round_has_begun(make: Make) -> None:
-    c = await make(up=False, sync={"rendezvous_timeout_s": 0.1, "pause_timeout_s": 300})
-    relay = await c.relayed()
-    await c.up()
-    a, b, trainer = await two(c, version=0)
-    relay.hold_from("hold")
-    trainer.begin(1)
-    await until(lambda: c.stats().held, "the round to hold takes")
-    await trainer.close()
-    await c.misses_trainer()
-    lineage = c.open_lineage()
-    relay.let_go()
-    # No round is run for it: the members first hear of its successor's.
-    second = await c.trainer(lineage)
-    await sync(second, 1, {a: FIRST, b: FIRST})
 
 
 async def test_killed_before_the_commit(make: Make) -> None:
@@ -144,179 +64,6 @@ async def test_killed_before_the_commit(make: Make) -> None:
         assert {command.term for command in peer.heard[mark:]} == {term + 1}
     assert c.stats().members == {"a": 1, "b": 1}
     await sync(trainer, 2, {a: REUSED, b: REUSED})
-
-
-async def test_killed_right_after_the_commit(make: Make) -> None:
-    c = await make(up=False)
-    relay = await c.relayed()
-    await c.up()
-    a, b, trainer = await two(c, version=0)
-    relay.hold_from("commit")
-    trainer.begin(1)
-    await until(lambda: c.stats().version == 1, "the commit")
-    c.kill()
-    for member in (a, b):
-        await member.ended()
-        await member.expect("pause", "load")
-        assert (member.version, member.paused, member.unread) == (0, True, [])
-    await trainer.ended()
-    await trainer.expect("send")
-    relay.let_go()
-    await c.up()
-
-    a.silence("resume")  # its report could reach the trainer or not: it may not be there yet
-    await a.connect()
-    assert (await a.expect("welcome", "resume"))[-1].version == 1
-    a.answers.clear()
-    await trainer.connect()
-    await trainer.expect("welcome")
-    trainer.begin(1)
-    (committed,) = await trainer.expect("committed")
-    assert committed.version == 1
-    await b.connect()
-    assert (await b.expect("welcome", "resume"))[-1].version == 1
-    await trainer.expect("canary")
-    assert c.stats().round == 2
-    assert c.stats().members == {"a": 1, "b": 1}
-    await sync(trainer, 2, {a: FIRST, b: FIRST})
-
-
-async def test_a_resume_that_was_lost_is_sent_again(make: Make) -> None:
-    c = await make()
-    a, b, trainer = await two(c)
-    b.answers["resume"] = hang_up
-    trainer.begin(0)
-    await a.expect(*FIRST)
-    await b.expect(*FIRST)
-    await b.ended()
-    assert (b.version, b.paused) == (-1, True)
-    b.answers.clear()
-    await b.connect()
-    _, resume = await b.expect("welcome", "resume")
-    assert (resume.version, list(resume.canary.token_ids)) == (0, [1, 7])
-
-    # Both canaries first: a report on a stream that is being replaced may be lost.
-    await trainer.expect("form", "send", "committed", "canary", "canary")
-    await b.connect()  # it runs: there is nothing to say
-    await b.expect("welcome")
-    await sync(trainer, 1, {a: REUSED, b: REUSED})
-
-
-async def test_a_lost_resume_comes_before_the_next_pause(make: Make) -> None:
-    """The pause may wait for work that the member holds frozen: without its resume it would never answer."""
-    c = await make(async_training={"staleness_threshold": 1, "max_version_gap": 2})
-    a, b, trainer = await two(c, version=0)
-    b.answers["resume"] = hang_up
-    trainer.begin(1)
-    await a.expect(*REUSED)
-    await b.expect(*REUSED)
-    await b.ended()
-    b.answers.clear()
-    a.silence("pause")
-    trainer.begin(2)
-    (pause,) = await a.expect("pause")
-    assert pause.finish_through == 0, "two versions behind the next one"
-    await b.connect()
-    _, resume, _ = await b.expect("welcome", "resume", "pause")
-    assert resume.version == 1
-    a.answer("pause")
-    await a.expect("load", "resume")
-    await b.expect("load", "resume")
-    assert c.stats().members == {"a": 2, "b": 2}
-
-
-async def test_a_request_is_served_once(make: Make) -> None:
-    c = await make()
-    a, b, trainer = await two(c)
-    a.silence("load")
-    trainer.begin(0)
-    await c.waits_for("transferring", "a")
-    trainer.begin(0)  # in the round
-    await c.status()
-    a.answer("load")
-    await a.expect(*FIRST)
-    await b.expect(*FIRST)
-    a.answers.clear()
-    *_, first = await trainer.expect("form", "send", "committed")
-    await trainer.expect("canary", "canary")
-    trainer.begin(0)  # after the commit
-    (again,) = await trainer.expect("committed")
-    assert again == first
-    assert (await c.status()).round == c.stats().round == 1
-    await sync(trainer, 1, {a: REUSED, b: REUSED})
-
-
-async def test_a_second_stream_of_a_member_takes_the_place_of_the_first(make: Make) -> None:
-    c = await make()
-    a, b, trainer = await two(c, version=0)
-    a.silence("load")
-    trainer.begin(1)
-    await c.waits_for("transferring", "a")
-    twin = Member(c.address, "a", version=0)
-    c.peers.append(twin)
-    await twin.connect()  # the load went to the first stream: nobody can tell what the engine holds
-    assert await a.ended() is grpc.StatusCode.OK
-    await twin.expect("welcome", "expelled")
-    await b.expect("pause", "load", "join", "load", "resume")
-    assert c.stats().members == {"b": 1}
-
-
-async def test_a_name_that_the_ledger_would_refuse_is_refused_at_the_door(make: Make) -> None:
-    """Taken in, it would end the coordinator at the next commit, and again after each restart."""
-    c = await make()
-    a, b, trainer = await two(c, version=0)
-    for name in ("", "a b", "x" * 257, "é", "\n"):
-        odd = Member(c.address, name)
-        c.peers.append(odd)
-        await odd.connect()
-        assert await odd.ended() is grpc.StatusCode.INVALID_ARGUMENT, name
-    await sync(trainer, 1, {a: REUSED, b: REUSED})
-
-
-async def test_one_that_went_away_after_it_paused(make: Make) -> None:
-    """The group is good and so nobody is asked to join: the load is what it misses."""
-    c = await make()
-    a, b, trainer = await two(c, version=0)
-    a.silence("pause")
-    trainer.begin(1)
-    await c.waits_for("pausing", "a")
-    await b.close()
-    await a.expect("pause")
-    a.answer("pause")
-    await a.expect("load", "join", "load", "resume")
-    assert c.stats().members == {"a": 1}
-
-
-async def test_a_joiner_that_is_refused_is_in_the_next_roster(make: Make) -> None:
-    c = await make()
-    trainer = await c.trainer()
-    await sync(trainer, 0, {})
-    lineage = c.open_lineage()  # a new trainer is about to come: nobody is admitted to the old version
-    late = await c.member("late")
-    await late.expect("join", "load")
-    await trainer.expect("form", "send")
-    await c.idle()
-    second = await c.trainer(lineage)
-    await sync(second, 1, {late: FIRST})  # and nothing in between
-
-
-async def test_one_that_goes_away_while_it_is_greeted(make: Make) -> None:
-    c = await make(up=False)
-    relay = await c.relayed()
-    await c.up()
-    trainer = await c.trainer()
-    relay.hold_from("stats")
-    brief = Member(c.address, "brief")
-    await brief.connect()
-    await until(lambda: '"member": "brief"' in c.log(), "the coordinator to notice")
-    await brief.close()
-    relay.let_go()
-
-    async def forgotten() -> bool:
-        return not (await c.status()).joiners
-
-    await until(forgotten, "the coordinator to forget it")
-    await sync(trainer, 0, {})
 
 
 async def refusal(peer: Peer) -> bool:
@@ -418,35 +165,6 @@ async def test_a_refused_token_ends_each_service_alike(make: Make) -> None:
     text = said.pop()
     assert "give this service the HEADRACE_TOKEN that the coordinator has" in text
     assert "wrong" not in text
-
-
-async def test_status_names_whom_it_waits_for(make: Make) -> None:
-    c = await make()
-    a, b, trainer = await two(c)
-    status = await c.status()
-    assert (status.phase, status.version, status.trainer_connected) == ("idle", -1, True)
-    assert (list(status.members), list(status.joiners)) == ([], ["a", "b"])
-    a.silence("pause", "join")
-    b.silence("load")
-    trainer.silence("form", "send")
-    trainer.begin(0)
-    await c.waits_for("pausing", "a")
-    a.answer("pause")
-    await c.waits_for("forming", "a", "trainer")
-    await a.expect("pause", "join")
-    a.answer("join")
-    await c.waits_for("forming", "trainer")
-    trainer.answer("form")
-    await c.waits_for("transferring", "b", "trainer")
-    await trainer.expect("form", "send")
-    trainer.answer("send")
-    await c.waits_for("transferring", "b")
-    await b.expect("pause", "join", "load")
-    b.answer("load")
-    await a.expect("load", "resume")
-    status = await c.status()
-    assert (status.phase, status.version, status.round) == ("idle", 0, 1)
-    assert (list(status.members), list(status.joiners)) == (["a", "b"], [])
 
 
 async def test_a_port_that_is_taken(make: Make) -> None:

@@ -26,7 +26,8 @@ REFERENCE = re.compile(r"\[\^([\w-]+)\]")
 DEFINITION = re.compile(r"^\[\^([\w-]+)\]:\s*(.*)$")
 LIMIT = "limit"
 """The footnote of what only sounds like a promise: it says what is not promised."""
-TEST = re.compile(r"`([\w/.-]+\.py)(?:::(\w+))?`")
+TEST = re.compile(r"`([\w/.-]+\.(?:py|txt))(?:::(\w+))?`")
+"""A file of tests, one test in it, or a scenario: those are played by `test_coordinator_scenarios`."""
 
 
 def units(page: str) -> Iterator[str]:
@@ -106,6 +107,7 @@ def test_every_footnote_names_tests_that_exist(page: str) -> None:
         assert named, f"[^{name}] names no test: {text}"
         for path, test in named:
             assert (ROOT / path).is_file(), f"[^{name}]: there is no {path}"
+            assert path.endswith(".py") or Path(path).parent.name == "scenarios", f"[^{name}]: {path}"
             assert not path.startswith("tests/gpu/"), f"[^{name}]: {path} is skipped without a GPU"
             assert not test or test in functions_in(path), f"[^{name}]: {path} has no {test}"
 
