@@ -18,7 +18,7 @@ from tests.pretender import IS_ANOTHER, Place, Pretender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-UPDATES = 28
+UPDATES = 16
 LIMIT_S = 180.0
 PLUGINS = (
     "rollout.name=timed",
@@ -41,7 +41,7 @@ def test_from_none_to_one_to_two_and_back(tmp_path: Path, monkeypatch: pytest.Mo
         "rollout.replicas=0",
         "rollout.test_freq=0",
         "rollout.max_concurrent_samples=4",
-        "async_training.trigger_parameter_sync_step=4",
+        "async_training.trigger_parameter_sync_step=2",
         "trainer.save_freq=0",
         "trainer.n_gpus_per_node=1",
         f"custom_reward_function.path={ROOT}/tests/chaos/reward.py",
