@@ -121,8 +121,8 @@ def elsewhere() -> str | None:
         return None
     return (
         f"TMPDIR: the path {asked} has {len(os.fsencode(asked))} bytes, and the engines' sockets leave room "
-        f"for {_LONGEST}: temporary files go to {used}; to have them there set TMPDIR to a short symbolic link, "
-        f"made by: ln -s {shlex.quote(str(asked))} /short/link"
+        f"for {_LONGEST}: temporary files go to {used}; to have them there set TMPDIR to a short symbolic "
+        f"link, made by: ln -s {shlex.quote(str(asked))} /short/link"
     )
 
 

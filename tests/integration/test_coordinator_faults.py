@@ -28,7 +28,7 @@ from headrace.v1 import sync_pb2_grpc
 from headrace_trainer.launch_stream import LaunchStream
 from headrace_trainer.sync_client import SyncClient
 from tests.integration.coordinator_peers import Member, Peer, Trainer
-from tests.integration.coordinator_process import until
+from tests.integration.coordinator_process import Coordinator, until
 from tests.integration.test_coordinator import FIRST, REUSED, Make, make, sync, two, valkey
 from tests.integration.test_half_open import member_at
 
@@ -76,8 +76,7 @@ async def refusal(peer: Peer) -> bool:
 
 async def test_a_port_that_strangers_reach_needs_a_token(make: Make) -> None:
     """An empty value in a Secret must not switch authentication off."""
-    c = await make()
-    c.kill()
+    c = await make(up=False)
     c.start("--host", "0.0.0.0", token=" \n")
     assert await c.exit_code() == 78
     assert "HEADRACE_TOKEN is empty, and 0.0.0.0 is no loopback address" in c.log()
@@ -97,7 +96,7 @@ async def test_on_a_unix_socket_it_is_the_only_one_and_follows_one_that_was_kill
         assert first is not None
         try:
             c.start()
-            assert await c.exit_code() == 78
+            assert await c.exit_code() == EX_OSERR
             assert f"cannot listen on {path}: another process does" in c.log()
             assert member.status is None, "its stream goes on"
         finally:
@@ -108,9 +107,14 @@ async def test_on_a_unix_socket_it_is_the_only_one_and_follows_one_that_was_kill
         await c.member("b")
 
 
-@pytest.mark.parametrize("token", ["", "wrong"])
-async def test_the_token_is_asked_for(make: Make, token: str) -> None:
+async def test_the_token_is_asked_for(make: Make) -> None:
     c = await make()
+    for token in ("", "wrong"):
+        await is_refused(c, token)
+    assert (await c.status()).joiners == []
+
+
+async def is_refused(c: Coordinator, token: str) -> None:
     peers: list[Peer] = [Member(c.address, "a"), Trainer(c.address, 1)]
     c.peers += peers
     for peer in peers:
@@ -138,7 +142,6 @@ async def test_the_token_is_asked_for(make: Make, token: str) -> None:
         async for found in reflection.ServerReflectionInfo(iter([request]), timeout=10):
             names = {service.name for service in found.list_services_response.service}
             assert "headrace.v1.Coordinator" in names
-    assert (await c.status()).joiners == []
 
 
 async def test_a_refused_token_ends_each_service_alike(make: Make) -> None:

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from headrace.ledger.model import Model
 
 from headrace.config import RunConfig
+from headrace.ledger.in_memory import InMemoryLedger
 from headrace.ledger.ops import Op
 from headrace.ledger.replies import ExpireReply
 from headrace.v1 import sync_pb2 as pb
@@ -65,7 +65,7 @@ class StagedLedger:
     """The model behind the client's interface. Replies can be kept back from one operation on."""
 
     def __init__(self, stage: Stage) -> None:
-        self.model = Model()
+        self.model = InMemoryLedger()
         self.model.configure(8, 4, 1, 1, 1000, "print")
         self._stage = stage
         self._replies = asyncio.Event()
