@@ -242,17 +242,13 @@ class Script:
         self.stage.ledger.let_go()
 
     def do_status(self) -> None:
-        async def ask() -> None:
-            reply = await self.stage.servicer.GetStatus(pb.GetStatusRequest(), None)  # type: ignore[arg-type]
-            stats = self.stage.ledger.model.stats()
-            members = ",".join(f"{m}={v}" for m, v in sorted(stats.members.items()))
-            for line in (
-                f"status: {reply.phase} version={reply.version} round={reply.round} term={reply.term}",
-                f"  trainer {'here' if reply.trainer_connected else 'away'}, waits for "
-                f"{','.join(reply.waiting_for) or 'nobody'}",
-                f"  members {','.join(reply.members) or '-'}, joiners {','.join(reply.joiners) or '-'}",
-                f"  ledger: version={stats.version} held={str(stats.held).lower()} members {members or '-'}",
-            ):
-                self.stage.say(line)
-
-        self.stage.do(ask())
+        reply, stats = self.stage.status(), self.stage.ledger.model.stats()
+        members = ",".join(f"{m}={v}" for m, v in sorted(stats.members.items()))
+        for line in (
+            f"status: {reply.phase} version={reply.version} round={reply.round} term={reply.term}",
+            f"  trainer {'here' if reply.trainer_connected else 'away'}, waits for "
+            f"{','.join(reply.waiting_for) or 'nobody'}",
+            f"  members {','.join(reply.members) or '-'}, joiners {','.join(reply.joiners) or '-'}",
+            f"  ledger: version={stats.version} held={str(stats.held).lower()} members {members or '-'}",
+        ):
+            self.stage.say(line)

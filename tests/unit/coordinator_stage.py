@@ -274,9 +274,20 @@ class Stage:
         self.driver = Driver(self.config, self.ledger)  # type: ignore[arg-type]
         self.servicer = CoordinatorServicer(self.driver)
         self.do(self.driver.recover())
-        self.say(f"coordinator: serves, term={self.driver.term} version={self.driver.version}")
+        status = self.status()
+        self.say(f"coordinator: serves, term={status.term} version={status.version}")
         self._work = self.loop.create_task(self.driver.run())
         self.settle()
+
+    def status(self) -> pb.GetStatusReply:
+        """What `headrace status` asks for."""
+        found: list[pb.GetStatusReply] = []
+
+        async def ask() -> None:
+            found.append(await self.servicer.GetStatus(pb.GetStatusRequest(), _Context()))  # type: ignore[arg-type]
+
+        self.do(ask())
+        return found[0]
 
     def kill(self) -> None:
         """It runs no line more; the peers see their streams break."""
