@@ -1,36 +1,37 @@
 """The ledger in plain Python: the same operations and answers as the server's, for tests of what uses it.
 
-No server and no clock. Operations have the names, the arguments and the replies of `ops`; their order is
-yours, so a test walks a sample through whatever it is about:
+No server and no clock. `run` takes what `SyncLedger.run` takes, so code that is given a ledger can be given
+this one; a test walks a sample through whatever it is about:
 
+>>> from headrace.ledger import ops
 >>> from headrace.ledger.in_memory import InMemoryLedger
 >>> ledger = InMemoryLedger()
->>> ledger.configure(max_required=4, claim_size=1, max_retries=1, max_crashes=1, total=1, fingerprint="")
-ConfigureReply(status='ok', fingerprint='', created=True)
->>> term = ledger.open_term().term  # a coordinator starts
->>> lineage = ledger.open_lineage(0, "request 1").lineage  # and a trainer, with nothing to adopt
->>> ledger.finish_adopt(lineage).status.value
+>>> ledger.run(ops.configure(4, claim_size=1, max_retries=1, max_crashes=1, total=1, fingerprint="")).status
 'ok'
->>> ledger.issue(0, [b"prompt"], end=True, request="request 2").status
+>>> term = ledger.run(ops.open_term()).term  # a coordinator starts
+>>> lineage = ledger.run(ops.open_lineage(0)).lineage  # and a trainer, with nothing to adopt
+>>> ledger.run(ops.finish_adopt(lineage)).status.value
+'ok'
+>>> ledger.run(ops.issue(0, [b"prompt"], end=True)).status
 'issued'
->>> ledger.hold(term, 1, lineage).value
+>>> ledger.run(ops.hold(term, 1, lineage)).value
 'ok'
->>> ledger.commit(term, 1, lineage, 0, "digest", ["rollouter"]).status.value
+>>> ledger.run(ops.commit(term, 1, lineage, 0, "digest", ["rollouter"], validate=False)).status.value
 'ok'
->>> [taken] = ledger.take("rollouter", 0, 1, "request 3").items
->>> ledger.finish("rollouter", taken.sample_id, taken.attempt, b"sample", 0, 0, tokens=7).value
+>>> [taken] = ledger.run(ops.take("rollouter", 0, 1)).items
+>>> ledger.run(ops.finish("rollouter", taken.sample_id, taken.attempt, b"sample", 0, 0, 7)).value
 'ok'
->>> [claimed] = ledger.claim(lineage, 0, 1, "request 4").items
->>> ledger.stats().counts["training"]
-1
->>> ledger.train(lineage, 1, [claimed.sample_id]).value
+>>> [claimed] = ledger.run(ops.claim(lineage, 0, 1)).items
+>>> ledger.run(ops.payloads([claimed.sample_id]))
+[Payload(sample=b'sample', prompt=b'prompt', owner='rollouter')]
+>>> ledger.run(ops.train(lineage, 1, [claimed.sample_id])).value
 'ok'
->>> ledger.stats().balanced, ledger.records[0].state.value
+>>> ledger.run(ops.stats()).balanced, ledger.records[0].state.value
 (True, 'trained')
 
 The property tests hold it against the real server, answer by answer, on random schedules: it is the
-reference for the Lua scripts. What it does not have is what only a server has: beats, the reading of
-payloads, marks and the audit.
+reference for the Lua scripts. What it does not have is what only a server has: beats, marks, the dead with
+their details and the audit.
 
 This module has lineages, rounds, membership and validation; `in_memory_samples` the samples themselves.
 """
@@ -38,19 +39,52 @@ This module has lineages, rounds, membership and validation; `in_memory_samples`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
 
 from headrace.ledger import replies as r
 from headrace.ledger.in_memory_samples import InMemorySamples, Record
 from headrace.ledger.keep import UNBOUNDED, Keep
+from headrace.ledger.ops import Op
 from headrace.ledger.states import Event, State
 from headrace.staleness import syncs_between
+
+T = TypeVar("T")
+
+
+def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+_SPREAD: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "issue": lambda cursor, end, request, *prompts: (cursor, prompts, bool(end), request),
+    "expire": lambda owner, reason, seen, left: (owner, reason, None if seen == "" else seen, bool(left)),
+    "train": lambda lineage, step, *ids: (lineage, step, ids),
+    "drop": lambda lineage, reason, *ids: (lineage, ids, reason),
+    "payloads": lambda *ids: (ids,),
+    "adopt_trained": lambda lineage, *flat: (lineage, _pairs(flat)),
+    "adopt_rest": lambda lineage, *ids: (lineage, ids),
+    "finish_adopt": lambda lineage, *keep: (lineage, Keep(*keep) if keep else None),
+    "commit": lambda term, round_, lineage, version, digest, validate, final, most, *members: (
+        *(term, round_, lineage, version, digest, members, bool(validate), bool(final), most),
+    ),
+    "val_load": lambda *flat: (_pairs(flat),),
+}
+"""Scripts whose arguments are in another order than the method's: from the ones to the others."""
 
 
 @dataclass
 class InMemoryLedger(InMemorySamples):
     results: dict[int, dict[int, bytes]] = field(default_factory=dict)
+
+    def run(self, op: Op[T]) -> T:
+        """What the server would answer. Raises NotImplementedError for what only a server has."""
+        method = getattr(self, op.script, None)
+        if not callable(method):
+            raise NotImplementedError(f"the in-memory ledger has no {op.script}")
+        spread = _SPREAD.get(op.script)
+        return cast(T, method(*(spread(*op.args) if spread else op.args)))
 
     def configure(
         self,

@@ -310,6 +310,14 @@ class InMemorySamples:
         ]
         return r.ClaimReply(status, items)
 
+    def payloads(self, ids: Sequence[str]) -> list[r.Payload | None]:
+        return [
+            r.Payload(s.payload, s.prompt or b"", s.owner)
+            if s is not None and s.state in (State.QUEUED, State.TRAINING)
+            else None
+            for s in map(self.get, ids)
+        ]
+
     def train(self, lineage: int, step: int, ids: Sequence[str]) -> r.Verdict:
         if lineage != self.lineage:
             return self._fenced("train")

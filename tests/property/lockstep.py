@@ -39,8 +39,8 @@ class LockStep:
 
     def __call__(self, name: str, *args: Any) -> Any:
         self.history.append((name, args))
-        answer = self.ledger.run(getattr(ops, name)(*args))
-        expected = getattr(self.model, name)(*args)
+        op = getattr(ops, name)(*args)
+        answer, expected = self.ledger.run(op), self.model.run(op)
         assert answer == expected, f"{name}{args}: server {answer}, model {expected}"
         self.check(name)
         return answer

@@ -92,6 +92,14 @@ def test_every_event_on_every_state_takes_exactly_the_transitions_of_the_table(l
     assert model == ALLOWED
 
 
+def test_payloads_are_there_from_finish_to_train(lockstep: Make) -> None:
+    for state in State:
+        pair = lockstep()
+        bring_to(pair, state)
+        (found,) = pair("payloads", [ID])
+        assert (found is not None) == (state in (State.QUEUED, State.TRAINING)), state
+
+
 def test_unknown_ids_get_a_clean_answer(lockstep: Make) -> None:
     pair = lockstep()
     bring_to(pair, State.IN_FLIGHT)
