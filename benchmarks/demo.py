@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="key.path=value for every run")
     args = parser.parse_args()
     results = []
-    for seed in args.seeds:
+    for seed in sorted(args.seeds):
         began = time.monotonic()
         directory = run_demo(seed, args.overrides)
         results.append(read(directory, seed, time.monotonic() - began))

@@ -20,7 +20,7 @@ from headrace.metrics.row_keys import CANARY, PEAK, SAVES, SYNC, TELEMETRY, TIMI
 from headrace.metrics_doc import services
 from headrace.runner.scratch import PREFIX
 from headrace.runner.services import COORDINATOR_SOCKET, REDIS_SOCKET
-from tests import monitoring, no_compiler
+from tests import docs_commands, monitoring, no_compiler
 from tests.integration.run_process import (
     ROOT,
     SAMPLES_PER_UPDATE,
@@ -318,13 +318,19 @@ def test_one_row_per_update_and_phases_add_up(finished: tuple[Run, str]) -> None
     assert abs(rows[0]["actor/ppo_kl"]) < 1e-3
 
 
-def test_audit_and_status_of_a_finished_run(finished: tuple[Run, str]) -> None:
+def test_the_commands_of_the_docs_read_it(finished: tuple[Run, str], tmp_path: Path) -> None:
+    """Each command that README and docs show for a finished run, with this run in place of theirs."""
     run, _ = finished
-    audit = run.command("audit", str(run.directory))
-    assert audit.returncode == 0, audit.stdout + audit.stderr
-    status = run.command("status", str(run.directory))
-    assert status.returncode == 0
-    assert "completed" in status.stdout
+    said = {}
+    for command, *options in docs_commands.about_a_finished_run():
+        if "--out" in options:
+            at = options.index("--out") + 1
+            options[at] = str(tmp_path / Path(options[at]).name)
+        done = run.command(command, str(run.directory), *options)
+        assert done.returncode == 0, (command, options, done.stdout + done.stderr)
+        said[command] = done.stdout
+    assert {"audit", "status", "samples", "report"} <= set(said)
+    assert "completed" in said["status"]
 
 
 def test_samples_trackers_and_the_page_have_every_update(finished: tuple[Run, str]) -> None:

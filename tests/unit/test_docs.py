@@ -15,50 +15,38 @@ import pytest
 import yaml
 
 from headrace import metrics_doc, verl_doc
+from headrace.cli.main import parse
 from headrace.config import RunConfig
 from headrace.config_doc import TARGET, render
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+from tests import docs_commands
+from tests.docs_commands import PAGES, ROOT
 
 RUN_ELSEWHERE = {
-    # The demo is what `tests/integration/test_run.py` runs, only shorter; both commands follow it there.
-    ".venv/bin/headrace status demo",
-    ".venv/bin/headrace audit demo",
     # Both want the demo's model, which a fresh clone has not made yet: `tests/unit/test_data_command.py` and
     # `tests/unit/test_validate.py` run them with others.
     ".venv/bin/headrace data configs/demo.yaml --show 1",
     ".venv/bin/headrace validate configs/demo.yaml",
 }
 
-STARTS_NOTHING = {"convert-config", "data"}
-"""Commands that only read and print."""
 
-
-def commands() -> list[tuple[str, str]]:
-    """(page, command) of every line in a `sh` block, comments removed."""
-    found = []
-    for page in PAGES:
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.splitlines():
-                command = line.split("#")[0].strip()
-                if command:
-                    found.append((page.name, command))
-    return found
-
-
-@pytest.mark.parametrize(("page", "command"), commands())
+@pytest.mark.parametrize(("page", "command"), docs_commands.all_commands())
 def test_command_works(page: str, command: str) -> None:
-    if command in RUN_ELSEWHERE:
-        return
+    """Those of the tutorial run in `test_tutorial.py`, those about a finished run in
+    `tests/integration/test_run.py`. Here they are parsed, and whatever starts nothing is run."""
     words = shlex.split(command)
+    if page == docs_commands.TUTORIAL or command in RUN_ELSEWHERE:
+        return
     if words[0] == "make":
         # The targets themselves are this test run, the demo and the benchmarks: here only that they exist.
         argv = ["make", "-n", *words[1:]]
     else:
         assert words[0] == ".venv/bin/headrace", f"{page}: no test knows how to run {command!r}"
-        starts_nothing = words[1] in STARTS_NOTHING or {"--dry-run", "--help"} & set(words)
-        assert starts_nothing, f"{page}: {command!r} would start a run"
+        if words[1] in docs_commands.ABOUT_A_RUN:
+            parse(words[1:])
+            return
+        if words[1] == "run" and "--dry-run" not in words:
+            words.append("--dry-run")
+        assert words[1] in ("run", "convert-config", "modes"), f"{page}: {command!r} is run by no test"
         argv = [sys.executable, "-m", "headrace.cli.main", *words[1:]]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
