@@ -51,7 +51,7 @@ def test_it_comes_to_a_run(followed: dict[str, str]) -> None:
     assert "no problems; nothing was started" in validated
     assert len(re.findall(r"ground truth 1, empty 0$", validated, re.MULTILINE)) == 3
     plans = [text for command, text in followed.items() if "--dry-run" in command]
-    assert "updates: 100" in plans[0]
+    assert "updates: 200" in plans[0]
     assert all("nothing was started" in plan for plan in plans)
 
 
