@@ -6,6 +6,7 @@ it belongs into a process of its own (`headrace.runner.trial`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,11 @@ def _architecture(config: RunConfig, path: Path, found: Checked) -> None:
     found.facts["class"] = type(model).__name__
     found.facts["parameters"] = sum(p.numel() for p in parameters.values())
     names = [n for name, p in parameters.items() for n, _ in checkpoint_tensors(name, tuple(p.shape))]
-    for check in (lambda: check_names(path, names), lambda: check_reads_packed_rows(model)):
+    checks: list[Callable[[], object]] = [
+        lambda: check_names(path, names),
+        lambda: check_reads_packed_rows(model),
+    ]
+    for check in checks:
         try:
             check()
         except ValueError as error:

@@ -75,7 +75,7 @@ class _UpFirst(redis.asyncio.ConnectionPool):
 
     def get_available_connection(self) -> Any:
         self._available_connections.sort(key=lambda connection: connection.is_connected)  # taken from the end
-        return super().get_available_connection()
+        return super().get_available_connection()  # type: ignore[no-untyped-call]
 
 
 class _UnixConnection(redis.asyncio.UnixDomainSocketConnection):

@@ -32,7 +32,8 @@ def load_environment(config: EnvironmentConfig) -> Environment | None:
                 f"{where} has no `async def {method}`; inherit from headrace.environments.Environment, which "
                 "brings start and finish, and write step"
             )
-    return environment
+    loaded: Environment = environment
+    return loaded
 
 
 def _found(config: EnvironmentConfig) -> Any:

@@ -56,8 +56,8 @@ def score_tokens(
     """hidden: (N, D) states that predict; weight: (V, D); bias: (V,); `transform`: what the model does to its
     logits, element by element."""
     rows = max(1, chunk_elements // weight.shape[0])
-    scores: TokenScores = TokenScores(*_Scores.apply(hidden, weight, bias, transform, question, rows))
-    return scores
+    made = _Scores.apply(hidden, weight, bias, transform, question, rows)  # type: ignore[no-untyped-call]
+    return TokenScores(*made)
 
 
 class _Scores(torch.autograd.Function):

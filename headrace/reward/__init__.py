@@ -9,7 +9,8 @@ processes of their own) and `remote` (HTTP services and reward models).
 """
 
 from headrace.reward.function import RewardError, RewardFunction, load_reward, parse_score
-from headrace.reward.scorer import Judged, Scorer, Source, build_scorer
+from headrace.reward.scorer import Scorer, build_scorer
+from headrace.reward.source import Judged, Source
 
 __all__ = [
     "Judged",

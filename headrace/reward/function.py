@@ -59,7 +59,8 @@ def load_reward(path: str, name: str, key: str = "custom_reward_function") -> Re
             f"{key}: {path}:{name} must accept data_source, solution_str, ground_truth and extra_info, by "
             f"these names or four by position: {error}"
         ) from error
-    return function
+    loaded: RewardFunction = function
+    return loaded
 
 
 def bind_arguments(

@@ -265,11 +265,11 @@ class Checkpoints:
             state[self._rng_key] = torch.get_rng_state()
         tensors, _ = flattened(state)
         try:
-            state = with_scalars(state, manifest.scalars)
+            restored: dict[str, Any] = with_scalars(state, manifest.scalars)
         except CheckpointError as error:
             raise CheckpointError(f"{checkpoint} does not fit this run: {error}") from error
         Reader(checkpoint).load(tensors)
-        return state
+        return restored
 
     def _all_agree(self, work: Callable[[], T]) -> T:
         """What `work` returns here. Raises CheckpointError where it does so on any rank."""

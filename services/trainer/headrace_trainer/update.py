@@ -23,7 +23,8 @@ from headrace.algorithms.policy_loss import (
 )
 from headrace.algorithms.registries import LOSS_SETTINGS
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
-from headrace.config import ActorConfig, RunConfig
+from headrace.config import RunConfig
+from headrace.config_algorithm import ActorConfig
 from headrace.models.packed_model import pack
 from headrace.models.token_scores import Question, TokenScores
 from headrace_trainer.optimize import Learnable
