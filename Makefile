@@ -95,10 +95,11 @@ docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
 	  && $(BIN)/python -m headrace.verl_doc && $(BIN)/python -m headrace.monitoring.dashboard && $(BIN)/python -m headrace.cli_doc
 
 SITE := .cache/site
+# Not --quiet: with it MkDocs counts no warnings, and --strict lets everything pass.
 site: ## Build the documentation as a site into site/, strictly; SOURCE_URL=https://github.com/OWNER/REPO/blob/main
 	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
 	@$(SITE)/bin/python -m pip --disable-pip-version-check install -q --no-deps --only-binary :all: -r requirements/docs.lock
-	@NO_MKDOCS_2_WARNING=1 SOURCE_URL='$(SOURCE_URL)' $(SITE)/bin/mkdocs build --strict --quiet && echo "site/index.html"
+	@NO_MKDOCS_2_WARNING=1 SOURCE_URL='$(SOURCE_URL)' $(SITE)/bin/mkdocs build --strict
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs *.egg-info

@@ -123,3 +123,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What links may name on it: its headings, as GitHub and the site spell them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_anchors_are_there(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*\.md)?#([^)\s]+)\)", page.read_text()):
+        other = page.parent / target if target else page
+        assert anchor in anchors(other), f"{page.name} links to {target}#{anchor}"
