@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from headrace import metrics_doc, verl_doc
+from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
+from headrace.algorithms.policy_loss import POLICY_LOSSES
 from headrace.cli.main import parse
 from headrace.config import RunConfig
 from headrace.config_doc import TARGET, render
@@ -137,3 +139,11 @@ def test_anchors_are_there(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:\s]*\.md)?#([^)\s]+)\)", page.read_text()):
         other = page.parent / target if target else page
         assert anchor in anchors(other), f"{page.name} links to {target}#{anchor}"
+
+
+def test_the_readme_counts_algorithms_without_their_aliases() -> None:
+    spelt = {15: "Fifteen", 16: "sixteen"}
+    for registry, noun in ((ADVANTAGE_ESTIMATORS, "advantage estimators"), (POLICY_LOSSES, "policy losses")):
+        ours = (registry.get(name) for name in registry.names())
+        count = len({entry for entry in ours if entry.__module__.startswith("headrace.")})
+        assert f"{spelt.get(count, count)} {noun}" in PAGES[0].read_text()
