@@ -155,8 +155,11 @@ def test_what_the_run_was_begun_with_cannot_change(tmp_path: Path) -> None:
     stored = get(before, "ConfigMap", "demo-config")["data"]
     config = yaml.safe_load(stored["config.yaml"])
     for key in FIXED:
-        section, _, leaf = key.rpartition(".")
-        (config.setdefault(section, {}) if section else config)[leaf] = f"the old {leaf}"
+        *sections, leaf = key.split(".")
+        held = config
+        for section in sections:
+            held = held.setdefault(section, {})
+        held[leaf] = f"the old {leaf}"
     stored["config.yaml"] = json.dumps(config)  # Helm quotes the key n, PyYAML does not
     with pytest.raises(HelmFailed) as refused:
         upgrade(before, tmp_path)
