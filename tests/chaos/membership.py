@@ -109,6 +109,8 @@ def fifty_changes(world: World, rng: random.Random) -> str:
     before = measure(world)
     took = _come_and_go(world, COMERS)
     after = measure(world)
+    if world.ended:  # there is nothing left to measure, and nothing is not "nothing left behind"
+        raise Stuck("the run was over before the last measurement")
     lines = [
         f"{name}: {was} -> {now}"
         for (name, pid), was in before.processes.items()
@@ -117,7 +119,7 @@ def fifty_changes(world: World, rng: random.Random) -> str:
     lines.append(f"keys {sorted(before.keys)} -> {sorted(after.keys)}")
     lines.append(f"telemetry of {before.told} -> {after.told} rollouters")
     print("\n".join(f"    {line}" for line in lines), flush=True)
-    if len(lines) - 2 < len(before.processes) // 2 and not world.ended:
+    if len(lines) - 2 < len(before.processes) // 2:
         raise Stuck("most processes started anew while rollouters came and went")
     if grown := growth(before, after):
         raise Stuck(f"{2 * COMERS} changes of membership left something behind: " + "; ".join(grown))

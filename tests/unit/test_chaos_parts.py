@@ -10,16 +10,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace import wire
+from tests.chaos import membership
 from tests.chaos.kinds import FAULTS, KINDS, LONG, rng_of
 from tests.chaos.membership import Measured, Size, growth
 from tests.chaos.payloads import WHERE, flip
 from tests.chaos.proxy import Proxy
 from tests.chaos.terminal import TERMINAL
+from tests.chaos.world import Stuck
 
 MIB = 1 << 20
 
@@ -53,6 +57,16 @@ def measured(
 def test_what_fifty_changes_leave_behind_is_told(after: Measured, said: str) -> None:
     assert said in "; ".join(growth(measured(), after))
     assert bool(said) == bool(growth(measured(), after))
+
+
+def test_a_run_that_is_over_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes are gone, and so is whatever they had left behind."""
+    found = iter([measured(), Measured()])
+    monkeypatch.setattr(membership, "_come_and_go", lambda world, comers: 1.0)
+    monkeypatch.setattr(membership, "measure", lambda world: next(found))
+    over: Any = SimpleNamespace(ended=True, wait=lambda *_: 0.0, is_well=lambda: True)
+    with pytest.raises(Stuck, match="over before the last measurement"):
+        membership.fifty_changes(over, random.Random(0))
 
 
 def sample() -> wire.Sample:
