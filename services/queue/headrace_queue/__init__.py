@@ -1,6 +1,6 @@
-"""The queue service: housekeeping around the ledger's streams.
+"""The ledger's housekeeper: it feeds prompts, expires dead owners, trims, and reports validation.
 
-It feeds prompts, takes work back from owners that expired, reports validation, trims what no checkpoint
-needs any more, and shows all of it over HTTP. It holds no sample in its own memory: killed at any instant
-and started again, it goes on from what is in Redis.
+It holds no queue and no sample in its own memory. The queues are Redis Streams, and the ledger library moves
+samples through them; this service looks after the ledger and shows all of it over HTTP. Killed at any instant
+and started again, it goes on from what is in Redis. Its directory, image and chart keep the name `queue`.
 """
