@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from headrace import coordinator_stream, environment, tls
 from headrace.config import RunConfig
@@ -22,6 +21,7 @@ from headrace.ledger.client import AsyncLedger
 from headrace.ledger_record import LedgerRecord
 from headrace.net import PortTaken, claimed_path, unix_address
 from headrace.redis_connect import connect_async
+from headrace.service.metrics_server import serve_metrics
 from headrace.service.shell import stop_event
 from headrace.startup import until_configured
 from headrace.v1 import sync_pb2, sync_pb2_grpc
@@ -85,11 +85,7 @@ async def _serve(args: argparse.Namespace) -> int:
     except RuntimeError as error:
         raise PortTaken(f"cannot listen on {where}: {error}") from None
     await driver.recover()  # with the port in hand: a second start by mistake must not fence the first
-    if args.metrics_port:
-        try:
-            start_http_server(args.metrics_port, args.host)
-        except OSError as error:  # another user may have taken the port of one that crashed: no reason to end
-            log.error("metrics are not served", extra={"port": args.metrics_port, "error": str(error)})
+    serve_metrics(args.host, args.metrics_port)
     await server.start()
     await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     at = {"socket": str(args.socket)} if args.socket else {"host": args.host, "port": port}

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import REGISTRY
 
 from headrace import environment, logs
 from headrace.algorithms.checks import load_algorithms
@@ -21,6 +21,7 @@ from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED
 from headrace.ledger.client import AdoptError
 from headrace.records.layout import leave_config
 from headrace.service.exit_codes import common_exit_code
+from headrace.service.metrics_server import serve_metrics
 from headrace.service.spawn import die_with
 from headrace_trainer import heartbeat, metrics, verdict
 from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
@@ -81,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     ranks = Ranks(config.trainer.device, longest)
     if config.gpu_sharing is not None:
         keep_to_share(ranks.device, config.gpu_sharing)
-    if args.port and os.environ.get("LOCAL_RANK", "0") == "0":  # one per node
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one per node
         shown = REGISTRY if ranks.is_first else metrics.process_only()
-        start_http_server(args.port, args.host or config.services.host, registry=shown)
+        serve_metrics(args.host or config.services.host, args.port, shown)
     run_dir = environment.run_dir()
     if ranks.is_first:
         leave_config(config, args.config, run_dir)
