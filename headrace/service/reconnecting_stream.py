@@ -62,8 +62,8 @@ class ReconnectingStream(Generic[Report, Command]):
         self._certificates_s = certificates_s
         self._outage = Outage(log)
         self._last = False
-        self.outgoing: asyncio.Queue[Report] = asyncio.Queue()
-        """Reports of the present connection that are not sent yet."""
+        self.outgoing: asyncio.Queue[Report | None] = asyncio.Queue()
+        """Reports of the present connection that are not sent yet; None after its end."""
         self.connected = False
         """Whether the coordinator has answered over the present connection."""
         self.ended = asyncio.Event()
@@ -143,6 +143,7 @@ class ReconnectingStream(Generic[Report, Command]):
             for task in (reading, dealing):
                 task.cancel()
             await asyncio.gather(reading, dealing, return_exceptions=True)
+            self.outgoing.put_nowait(None)  # gRPC's task that reads the reports would wait for ever
 
     async def _read(self, call: Any, commands: asyncio.Queue[Command | None]) -> None:
         await call.initial_metadata()  # a trainer's node whose launch goes on hears nothing else
@@ -164,9 +165,9 @@ class ReconnectingStream(Generic[Report, Command]):
             await self._on(command)
 
 
-async def _each(reports: asyncio.Queue[Report]) -> AsyncIterator[Report]:
-    while True:
-        yield await reports.get()
+async def _each(reports: asyncio.Queue[Report | None]) -> AsyncIterator[Report]:
+    while (report := await reports.get()) is not None:
+        yield report
 
 
 class StreamThread:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -289,6 +290,20 @@ async def test_a_request_is_sent_once_over_each_connection_until_it_is_answered(
     assert committed is not None
     assert committed.version == 4
     await asyncio.to_thread(client.close)
+
+
+async def test_connections_that_have_ended_leave_no_task_behind(
+    coordinator: tuple[Coordinator, str], no_tls: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    there, address = coordinator
+    running = asyncio.create_task(stream_to(address).run())
+    for number in range(1, 5):
+        await until(lambda number=number: len(there.heard) == number and there.heard[-1], "a hello")  # type: ignore[misc]
+        there.let_go.set()
+    await until(lambda: len(there.heard) == 5 and there.heard[-1], "one hello more")
+    gc.collect()
+    assert "Task was destroyed but it is pending!" not in caplog.text, "gRPC's, which reads the reports"
+    await cancelled(running)
 
 
 async def test_after_the_last_report_nobody_comes_back(
