@@ -88,7 +88,8 @@ def _as(kind: type[A], shipped: Iterable[A]) -> Callable[..., A]:
             entry = known.get(place) or kind(entry)
         if not callable(entry.function) and not isinstance(entry.function, str):
             raise TypeError(f"{entry.function!r} is no function")
-        return dataclasses.replace(entry, **needs)
+        out: A = dataclasses.replace(entry, **needs)
+        return out
 
     return convert
 

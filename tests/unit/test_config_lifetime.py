@@ -37,6 +37,8 @@ OTHER: dict[str, Any] = {
     "rollout.total_rollout_steps": 777,
     "actor.ppo_mini_batch_size": 7,
     "critic.enable": True,
+    "actor.optim.optimizer": "sgd",
+    "critic.optim.optimizer": "sgd",
     "environment.name": "other",
     "environment.path": "other.py",
     "environment.kwargs": {"other": 1},

@@ -34,7 +34,7 @@ queue.gauge("test_total_wanted", "Samples of the whole run", lambda stats: stats
 
 from prometheus_client import REGISTRY, generate_latest
 from headrace import metrics_doc
-from headrace.ledger.model import Model
+from headrace.ledger.in_memory import InMemoryLedger
 from headrace.monitoring import dashboard
 from headrace.report import catalogue
 from headrace_trainer import metrics
@@ -51,7 +51,7 @@ print(json.dumps({
     "missing": row_keys.problems({key for key in row_keys.TABLE.entries if key != "test/heat"}, set()),
     "page": metrics_doc.render().splitlines(),
     "scraped": generate_latest().decode().splitlines(),
-    "of_ledger": [m.name for m in queue.of_ledger(Model().stats())],
+    "of_ledger": [m.name for m in queue.of_ledger(InMemoryLedger().stats())],
     "panels": panels,
     "charts": [(c.title, c.keys) for c in catalogue.section("Policy")],
 }))

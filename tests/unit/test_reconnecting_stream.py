@@ -97,7 +97,7 @@ def member(address: str, token: str, certificates_s: float) -> Client:
         pass
 
     engine: Any = SimpleNamespace(workers=1, pause=nothing)
-    work: Any = SimpleNamespace(version=-1)
+    work: Any = SimpleNamespace(version=-1, serving=asyncio.Event())
     config: Any = SimpleNamespace(sync=SimpleNamespace(pause_timeout_s=10.0, rendezvous_timeout_s=10.0))
     made = Member(config, engine, work, "rollouter-0-a", address, token, certificates_s=certificates_s)
     running = asyncio.create_task(made.run())

@@ -160,7 +160,7 @@ async def test_a_pause_of_what_is_paused_already_waits_for_nothing_and_says_so()
     w._oldest["frozen"] = 0
     await asyncio.wait_for(member._pause(pb.MemberPause(round=3, finish_through=2)), 5)
     assert engine.pauses == 0
-    assert member._reports.get_nowait().paused.round == 3
+    assert member.stream.outgoing.get_nowait().paused.round == 3
 
 
 @pytest.mark.parametrize(("difference", "trusted"), [(0.01, True), (0.2, False), (math.nan, False)])

@@ -68,7 +68,7 @@ class Engine:
         """Of the inference engine, for the run's summary."""
         import vllm
 
-        return vllm.__version__
+        return str(vllm.__version__)
 
     @classmethod
     async def start(cls, config: RunConfig, stop_token_ids: list[int]) -> Engine:
