@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headrace.algorithms.checks import estimator_of
 from headrace.algorithms.registries import Estimator
-from headrace.comm import TRANSPORTS
 from headrace.config_algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
 from headrace.config_base import INITIAL, LIVE, RUN, RUN_NOT_IN_LEDGER, Section
 from headrace.config_data import DataConfig
@@ -24,8 +23,9 @@ from headrace.config_reading import DumpConfig
 from headrace.config_reward import CustomRewardConfig, RewardConfig
 from headrace.engines import ENGINES
 from headrace.gpu_arithmetic import Sharing, sharing
+from headrace.plugins.trackers import CONSOLE, known_tracker
+from headrace.plugins.transports import TRANSPORTS
 from headrace.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
-from headrace.trackers import CONSOLE, known_tracker
 
 
 class ModelConfig(Section):

@@ -14,10 +14,10 @@ from headrace.algorithms.registries import (
     REJECTION_CRITERIA,
     PolicyLoss,
 )
-from headrace.comm import TRANSPORTS
 from headrace.config_reward import reward_problems
 from headrace.gpu_arithmetic import Sharing
 from headrace.memory import too_small
+from headrace.plugins.transports import TRANSPORTS
 from headrace.staleness import MODE_PARAMETERS
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from headrace.config import RunConfig
 from headrace.model_files import read_settings, tensor_shapes, text_settings
-from headrace.weights.layout import ITEMSIZE
+from headrace.models.dtypes import ITEMSIZE
 
 RANK_PROCESS_BYTES = 600 * 10**6
 """A trainer rank before it loads a model: Python, torch, transformers, on the host."""

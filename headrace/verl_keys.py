@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.algorithms.registries import POLICY_LOSSES
 from headrace.engines import ENGINES
-from headrace.trackers import CONSOLE, TRACKERS
+from headrace.plugins.trackers import CONSOLE, TRACKERS
 
 PREFIX = "actor_rollout_ref."
 

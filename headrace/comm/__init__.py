@@ -7,14 +7,15 @@ call ends within the timeout given at construction or raises; after an error it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.plugins.registry import Registry, imported
+from headrace.plugins.registry import imported
+from headrace.plugins.transports import TRANSPORTS, Transport
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = ["Communicator", "CommunicatorError", "Transport", "connect", "nccl_version"]
 
 
 class CommunicatorError(RuntimeError):
@@ -30,34 +31,6 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Give everything back, aborting what is under way. Never blocks, may be called twice."""
-
-
-@dataclass(frozen=True)
-class Transport:
-    """How weights travel. No torch is needed to make one."""
-
-    communicator: Callable[..., Communicator] | str
-    """Or `module:attribute`. Called with the keywords `store` (torch's, with keys of the group epoch alone),
-    `rank`, `world_size`, `timeout_s`, `store_host` (where the other ranks can be reached) and `device`
-    (where the buffers lie); meets the others within `timeout_s`. Raises CommunicatorError."""
-    memory: Literal["cpu", "cuda"] = "cpu"
-    """Where an engine's buffers lie. `cuda`: every rank has a GPU of its own, the trainer's too."""
-    version: Callable[[], str] | str | None = None
-    """Or `module:attribute`: the version that all members must share. Raises CommunicatorError."""
-
-
-TRANSPORTS: Registry[Transport] = Registry(
-    "transport",
-    {
-        "gloo": Transport("headrace.comm.gloo:GlooCommunicator"),
-        "nccl": Transport(
-            "headrace.comm.nccl:NcclCommunicator",
-            memory="cuda",
-            version="headrace.comm.nccl:loaded_version",
-        ),
-    },
-    group="headrace.transports",
-)
 
 
 def nccl_version(transport: str) -> str:

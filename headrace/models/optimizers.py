@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 
-    from headrace.config_algorithm import OptimConfig
+
+class OptimizerSettings(Protocol):
+    """What an optimizer is made with: the fields of `actor.optim` and `critic.optim` that it may read."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
 
 
-def adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimConfig) -> torch.optim.Optimizer:
+def adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
     """torch's AdamW, fused."""
     import torch
 
@@ -27,7 +38,7 @@ def adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimConfig) -> to
     )
 
 
-OPTIMIZERS: Registry[Callable[[Iterable[torch.nn.Parameter], OptimConfig], torch.optim.Optimizer]]
+OPTIMIZERS: Registry[Callable[[Iterable[torch.nn.Parameter], OptimizerSettings], torch.optim.Optimizer]]
 OPTIMIZERS = Registry("optimizer", {"AdamW": adamw}, group="headrace.optimizers")
 """From parameters (shards of FSDP2: DTensors) and settings to an optimizer. A schedule sets `lr` of its
 groups, and a checkpoint holds its state."""

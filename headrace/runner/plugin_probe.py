@@ -16,12 +16,12 @@ from typing import Any
 
 from headrace.algorithms.checks import AlgorithmError, load_algorithms
 from headrace.algorithms.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
-from headrace.comm import TRANSPORTS
 from headrace.config import RunConfig
 from headrace.config_problems import cross_field_problems
 from headrace.engines import ENGINES
 from headrace.models.optimizers import OPTIMIZERS
 from headrace.plugins.registry import Registry
+from headrace.plugins.transports import TRANSPORTS
 from headrace.plugins.user_code import UserCodeError
 
 _IMPORT_S = 120.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.config import RunConfig
+from headrace.plugins.trackers import TRACKERS
 from headrace.plugins.user_code import UserCodeError
-from headrace.trackers import TRACKERS, wanted
+from headrace.trackers import wanted
 
 
 def problems(config: RunConfig) -> Iterator[str]:

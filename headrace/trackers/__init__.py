@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.plugins.registry import Registry
+from headrace.plugins.trackers import CONSOLE
 
 if TYPE_CHECKING:
     from headrace.config import RunConfig
-
-CONSOLE = "console"
-"""What the runner shows anyway; no tracker."""
 
 
 class Tracker:
@@ -45,21 +42,6 @@ class Tracker:
 
     def close(self) -> None:
         """The run has ended, or stops for now."""
-
-
-TRACKERS: Registry[type[Tracker]] = Registry(
-    "tracker",
-    {
-        "tensorboard": "headrace.trackers.tensorboard:TensorBoard",
-        "wandb": "headrace.trackers.weights_and_biases:Wandb",
-    },
-    group="headrace.trackers",
-)
-
-
-def known_tracker(name: str) -> str:
-    """`name`, for a field of the configuration. Raises ValueError for an unknown one."""
-    return name if name == CONSOLE else TRACKERS.checked(name)
 
 
 def wanted(config: RunConfig) -> list[str]:

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.dtypes import ITEMSIZE
 from headrace.v1 import sync_pb2 as pb
 
 if TYPE_CHECKING:
     import torch
-
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from headrace.config import RunConfig
+from headrace.plugins.trackers import TRACKERS
 from headrace.runner import preflight, trackers
-from headrace.trackers import TRACKERS, Tracker
+from headrace.trackers import Tracker
 from headrace_trainer import trackers as feeding
 from headrace_trainer.ranks import Ranks
 from headrace_trainer.report import StepReport

@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from headrace.models.dtypes import ITEMSIZE
 from headrace.weights.checkpoint_format import (
     check_names,
     checkpoint_tensors,
     names_in_checkpoint,
     split_parameter,
 )
-from headrace.weights.layout import ITEMSIZE, TensorMeta, Unit, units_from_pb, units_to_pb, unpack
+from headrace.weights.layout import TensorMeta, Unit, units_from_pb, units_to_pb, unpack
 from headrace.weights.snapshot import Snapshot
 from tests.unit.children import PATIENCE_S, Children
 

@@ -20,7 +20,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from headrace.comm import TRANSPORTS, Communicator, connect
+from headrace.comm import Communicator, connect
+from headrace.plugins.transports import TRANSPORTS
 from headrace.weights.layout import Unit, unpack
 
 

@@ -34,10 +34,11 @@ from headrace import logs
 from headrace.config import RunConfig
 from headrace.environment import without_secrets
 from headrace.metrics.sync_and_eval import score_names
+from headrace.plugins.trackers import TRACKERS
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import MetricsTail, read_json, read_rows, write_json
 from headrace.service.module_command import module_command
-from headrace.trackers import TRACKERS, wanted
+from headrace.trackers import wanted
 
 log = logging.getLogger("headrace.trainer.trackers")
 

@@ -1,0 +1,24 @@
+"""Trackers by name. Each is a class that inherits from `headrace.trackers.Tracker`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.plugins.registry import Registry
+
+CONSOLE = "console"
+"""What the runner shows anyway; no tracker."""
+
+TRACKERS: Registry[Any] = Registry(
+    "tracker",
+    {
+        "tensorboard": "headrace.trackers.tensorboard:TensorBoard",
+        "wandb": "headrace.trackers.weights_and_biases:Wandb",
+    },
+    group="headrace.trackers",
+)
+
+
+def known_tracker(name: str) -> str:
+    """`name`, for a field of the configuration. Raises ValueError for an unknown one."""
+    return name if name == CONSOLE else TRACKERS.checked(name)
