@@ -91,8 +91,8 @@ proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 	@PYTHON=$(BIN)/python scripts/gen_proto.sh
 
 docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
-	@$(BIN)/python -m headrace.ledger.doc > docs/ledger.md && $(BIN)/python -m headrace.config_doc && $(BIN)/python -m headrace.metrics_doc \
-	  && $(BIN)/python -m headrace.verl_doc && $(BIN)/python -m headrace.monitoring.dashboard && $(BIN)/python -m headrace.cli_doc
+	@$(BIN)/python -m headrace.reference.ledger > docs/ledger.md && $(BIN)/python -m headrace.reference.config && $(BIN)/python -m headrace.reference.metrics \
+	  && $(BIN)/python -m headrace.reference.verl && $(BIN)/python -m headrace.monitoring.dashboard && $(BIN)/python -m headrace.reference.cli
 
 SITE := .cache/site
 # Not --quiet: with it MkDocs counts no warnings, and --strict lets everything pass.

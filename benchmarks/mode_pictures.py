@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.modes import MODES
 from benchmarks.runs import ROOT, finished_run, slug
-from headrace.trace_picture import draw
-from headrace.trace_reading import read
+from headrace.traces.picture import draw
+from headrace.traces.reading import read
 
 SAMPLES = 384
 SPAN_S = 8.0

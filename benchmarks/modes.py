@@ -69,7 +69,7 @@ def words(mode: str, seed: int, extra: list[str]) -> list[str]:
 
 def measure(name: str, mode: str, seed: int, extra: list[str], fresh: bool) -> dict[str, Any]:
     """One run and what it showed."""
-    from headrace.config_load import load
+    from headrace.config.loading import load
 
     paths = [str(ROOT / w) if w.endswith(".yaml") else w for w in words(mode, seed, extra)]
     config = load(Path(paths[0]), paths[1:])

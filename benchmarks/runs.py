@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import config_load
+from headrace.config import loading
 from headrace.records.layout import RunLayout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,13 +49,13 @@ def finished_run(name: str, words: Sequence[str], fresh: bool = False, show: boo
 def _is_finished(layout: RunLayout, words: Sequence[str]) -> bool:
     if not (layout.requested.exists() and layout.summary.exists()):
         return False
-    files = [str(ROOT / w) if config_load.is_file_name(w) else w for w in words]
+    files = [str(ROOT / w) if loading.is_file_name(w) else w for w in words]
     try:
         wanted, stored = (
             config.model_copy(update={"runs_dir": layout.root.parent})  # in which folder it ran is no matter
-            for config in (config_load.load(Path(files[0]), files[1:]), config_load.load(layout.requested))
+            for config in (loading.load(Path(files[0]), files[1:]), loading.load(layout.requested))
         )
-    except config_load.ConfigError:
+    except loading.ConfigError:
         return False  # an old run may have keys that are gone; what is wrong with WORDS, the run will say
     return stored == wanted and summary_of(layout.root)["status"] == "completed"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headrace import config_lifetime
-from headrace.config import RunConfig
+from headrace.config import lifetime
+from headrace.config.run import RunConfig
 from scripts.kube_tools import ROOT, run_helm
 
 CHART = ROOT / "helm" / "headrace"
@@ -67,7 +67,7 @@ def lifetimes() -> str:
     }
     out = "# From the fields of the configuration, by `make manifests`.\n"
     for name, text in about.items():
-        out += f"# {text}\n{name}:\n" + "".join(f"- {key}\n" for key in config_lifetime.keys(name))
+        out += f"# {text}\n{name}:\n" + "".join(f"- {key}\n" for key in lifetime.keys(name))
     return out
 
 

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.ledger.replies import Claimed, Payload
-from headrace.sample_checks import SampleReader, Window, validation_result
 from headrace.v1 import sample_pb2 as pb
-from headrace.wire import Prompt, Sample, Trajectory, WireError, encode_prompt
+from headrace.wire.payloads import Prompt, Sample, Trajectory, WireError, encode_prompt
+from headrace.wire.sample_checks import SampleReader, Window, validation_result
 from tests import sample_rules
 from tests.sample_mutations import (
     ABSURD,

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from headrace.reward import RewardError, Scorer, parse_score
-from headrace.reward.scorer import ONLY, Weighted
-from headrace.reward.source import Judged, Response
-from headrace.reward.worker import answer_of
+from headrace.rewards import RewardError, Scorer, parse_score
+from headrace.rewards.scorer import ONLY, Weighted
+from headrace.rewards.source import Judged, Response
+from headrace.rewards.worker import answer_of
 
 
 class InProcess:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace.net import is_loopback
+from headrace.connections.net import is_loopback
 
 _LISTENS = 0x10000
 """In the flags of /proc/net/unix."""

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.metrics_doc import services
+from headrace.connections.net import free_port
 from headrace.monitoring import RULES
 from headrace.monitoring.dashboard import TARGET
-from headrace.net import free_port
+from headrace.reference.metrics import services
 from tests.waiting import until
 
 CHART = TARGET.parents[1]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from headrace.net import free_port
-from headrace_trainer.ranks import Ranks
+from headrace.connections.net import free_port
+from headrace_trainer.distributed.ranks import Ranks
 
 
 @contextmanager

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace import run_records, trained_log
 from headrace.cli import options
 from headrace.cli.ledger_of_run import LostLedger, NoLedger, ledger_of
 from headrace.cli.status import no_run
+from headrace.records import run_records, trained_log
+from headrace.records.audit import NOTHING, RunAudit, audit_run, compare_run
 from headrace.records.layout import find_run
-from headrace.run_audit import NOTHING, RunAudit, audit_run, compare_run
-from headrace.runner.summary import balance_line, kept_lines
-from headrace.terminal import one_line
+from headrace.records.summary import balance_line, kept_lines
+from headrace.system.terminal import one_line
 
 EXIT_UNBALANCED, EXIT_USAGE = 1, 2
 SHOWN = 20

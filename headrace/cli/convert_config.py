@@ -27,12 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from headrace import verl_translate
-    from headrace.config_load import ConfigError, read_plain
+    from headrace.compat.verl import translation
+    from headrace.config.loading import ConfigError, read_plain
 
     if args.out is not None and args.out.exists():
         raise ConfigError([f"{args.out}: exists already; give another name to --out, or remove it"])
-    converted = verl_translate.convert(read_plain(args.config, args.overrides))
+    converted = translation.convert(read_plain(args.config, args.overrides))
     text = render(converted.values, converted.defaults, args.config.name)
     if args.out is None:
         print(text, end="")
@@ -74,8 +74,8 @@ def report(converted: Any) -> list[str]:
     """What a person has to know and to do."""
     from pydantic import ValidationError
 
-    from headrace.config import RunConfig
-    from headrace.config_load import describe
+    from headrace.config.loading import describe
+    from headrace.config.run import RunConfig
 
     plain: dict[str, Any] = {}
     for key, value in converted.values.items():

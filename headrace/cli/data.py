@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli import options
 
 if TYPE_CHECKING:
-    from headrace.config import RunConfig
+    from headrace.config.run import RunConfig
     from headrace.data.dataset import DataSet
     from headrace.data.prompts import Prompts, Tokenizer
 
@@ -37,14 +37,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from headrace import config_load
-    from headrace.config_load import ConfigError
+    from headrace.config import loading
+    from headrace.config.loading import ConfigError
     from headrace.data.dataset import prepare
     from headrace.data.problems import DataError
-    from headrace.runner import assets
-    from headrace.runner.data_progress import print_progress
+    from headrace.local import assets
+    from headrace.local.data_progress import print_progress
 
-    config = assets.absolute(config_load.load(args.config, args.overrides))
+    config = assets.absolute(loading.load(args.config, args.overrides))
     if not assets.demo_ready(config):
         raise ConfigError([f"{args.config}: the demo's files are not made yet: `headrace run` makes them"])
     config = assets.resolve(config)

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 from headrace.cli import options
 from headrace.cli.ledger_of_run import RunLedger, ledger_of
 from headrace.cli.status import no_run
-from headrace.config_load import ConfigError, load
+from headrace.config.loading import ConfigError, load
 from headrace.ledger import ops
 from headrace.ledger.replies import DeadSample, Verdict
 from headrace.records.json_files import write_json
 from headrace.records.layout import RunLayout, find_run
-from headrace.terminal import one_line
+from headrace.system.terminal import one_line
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _PAGE = 200
@@ -174,7 +174,7 @@ def _decoder(layout: RunLayout) -> Callable[[bytes], str]:
         print(f"headrace: prompts cannot be shown as text: {error}", file=sys.stderr)
 
     def decode(raw: bytes) -> str:
-        from headrace.wire import WireError, decode_prompt
+        from headrace.wire.payloads import WireError, decode_prompt
 
         try:
             ids = decode_prompt(raw).token_ids.tolist()

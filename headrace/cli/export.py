@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from headrace import config_load
-from headrace.checkpoints import complete_checkpoints
 from headrace.cli import options
 from headrace.cli.status import no_run
+from headrace.config import loading
+from headrace.records.checkpoints import complete_checkpoints
 from headrace.records.layout import find_run
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -54,10 +54,10 @@ def export(name: str, runs_dir: Path, step: int | None, out: Path, trust_pickle:
         print(f"headrace: {out} is there already and not empty; choose another --out", file=sys.stderr)
         return EXIT_USAGE
     checkpoint = there[max(there) if step is None else step]
-    from headrace_trainer.export import export_checkpoint  # torch takes seconds to import
+    from headrace_trainer.checkpoints.export import export_checkpoint  # torch takes seconds to import
 
     try:
-        export_checkpoint(config_load.load(layout.config), checkpoint, out, trust_pickle)
+        export_checkpoint(loading.load(layout.config), checkpoint, out, trust_pickle)
     except ValueError as error:
         print(f"headrace: {error}", file=sys.stderr)
         if len(there) > 1:

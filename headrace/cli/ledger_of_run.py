@@ -13,15 +13,15 @@ from pathlib import Path
 
 import redis
 
-from headrace import redis_url
+from headrace.config import redis_url
+from headrace.connections.redis_client import LOGIN_REFUSED, connect, login_refused
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.local import scratch
+from headrace.local.in_cluster import NO_ADDRESS, ledger_url, name_of
+from headrace.local.services import REDIS_SOCKET
+from headrace.local.valkey_server import start_valkey
 from headrace.records.json_files import read_json
 from headrace.records.layout import RunLayout
-from headrace.redis_connect import LOGIN_REFUSED, connect, login_refused
-from headrace.runner import scratch
-from headrace.runner.in_cluster import NO_ADDRESS, ledger_url, name_of
-from headrace.runner.services import REDIS_SOCKET
-from headrace.valkey_server import start_valkey
 
 _TIMEOUT_S = 60.0
 

@@ -4,8 +4,8 @@ Exit codes: 0 done; 1 the run failed or the ledger does not balance; 2 the comma
 its surroundings are at fault; 130 stopped by Ctrl-C or SIGTERM.
 
 Each command is a module with `DESCRIPTION`, `arguments(parser)` and `main(args)`, which returns the exit
-code; `EXIT_CODES` and `JSON` are for docs/cli.md (`headrace.cli_doc`). Only the module of the command that
-is asked for is imported.
+code; `EXIT_CODES` and `JSON` are for docs/cli.md (`headrace.reference.cli`). Only the module of the command
+that was asked for is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headrace import __version__, terminal
+from headrace import __version__
+from headrace.system import terminal
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 
@@ -62,7 +63,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments. Overrides may stand before and after options (argparse alone takes one place only)."""
-    from headrace.config_load import is_file_name
+    from headrace.config.loading import is_file_name
 
     words = sys.argv[1:] if argv is None else list(argv)
     top = parser(next((word for word in words if word in COMMANDS), ""))
@@ -91,10 +92,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(args: argparse.Namespace) -> int:
-    from headrace.config_load import ConfigError
+    from headrace.config.loading import ConfigError
     from headrace.ledger.client import LedgerError
+    from headrace.local.valkey_server import ValkeyError
     from headrace.records.layout import RunInUseError
-    from headrace.valkey_server import ValkeyError
 
     try:
         code: int = args.main(args)

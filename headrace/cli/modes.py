@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import config_load
 from headrace.cli import options
-from headrace.config import RunConfig
-from headrace.modes import describe, warnings
+from headrace.config import loading
+from headrace.config.modes import describe, warnings
+from headrace.config.run import RunConfig
 
 DESCRIPTION = "Print the mode of a configuration, its bounds, and what to change for the next mode."
 
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
 
 def modes(config_path: Path, overrides: Sequence[str], *, as_json: bool = False) -> int:
     """The command; returns the exit code. Raises ConfigError."""
-    config = config_load.load(config_path, overrides)
+    config = loading.load(config_path, overrides)
     if as_json:
         print(json.dumps(facts(config), indent=2))
         return 0

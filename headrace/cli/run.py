@@ -11,22 +11,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import checkpoints, config_load, environment, redis_url
-from headrace.checkpoints import RESUMED_FROM, checkpoint_at, complete_checkpoints
 from headrace.cli import modes, options
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError
+from headrace.config import loading, redis_url
+from headrace.config.loading import ConfigError
+from headrace.config.modes import describe, warnings
+from headrace.config.run import RunConfig
+from headrace.connections import variables
 from headrace.ledger.marks import Marks
-from headrace.ledger_record import LedgerRecord
-from headrace.modes import describe, warnings
+from headrace.ledger.record import LedgerRecord
+from headrace.local import assets, ledger_claim, preflight
+from headrace.local.progress import make_display
+from headrace.local.prometheus import LocalPrometheus
+from headrace.local.services import plan
+from headrace.local.session import Session, Signals
+from headrace.records import checkpoints
+from headrace.records import summary as summaries
+from headrace.records.checkpoints import RESUMED_FROM, checkpoint_at, complete_checkpoints
 from headrace.records.json_files import read_rows
 from headrace.records.layout import RunInUseError, RunLayout, RunLock
-from headrace.runner import assets, ledger_claim, preflight
-from headrace.runner import summary as summaries
-from headrace.runner.progress import make_display
-from headrace.runner.prometheus import LocalPrometheus
-from headrace.runner.services import plan
-from headrace.runner.session import Session, Signals
 
 EXIT_USAGE = 2
 _TRAIN_ANEW = "to train anew, add trainer.resume=never (keeps this one aside) or name=..."
@@ -92,7 +94,7 @@ def dry_run(
     config_path: Path, overrides: Sequence[str], *, prometheus: int | None = None, as_json: bool = False
 ) -> int:
     """Check everything and show what would run; returns the exit code. Raises ConfigError."""
-    config = _with_password(assets.absolute(config_load.load(config_path, overrides)))
+    config = _with_password(assets.absolute(loading.load(config_path, overrides)))
     layout = RunLayout(Path(config.runs_dir) / config.name)
     _beside(config, layout, prometheus)
     if layout.in_use():
@@ -115,7 +117,7 @@ def _with_password(config: RunConfig) -> RunConfig:
     """That of HEADRACE_REDIS_PASSWORD, so that none has to stand in a command line. Raises ConfigError."""
     if config.redis.url is None:
         return config
-    url = environment.with_redis_password(config.redis.url)
+    url = variables.with_redis_password(config.redis.url)
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
 
 
@@ -128,7 +130,7 @@ def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None =
     """The command; returns the exit code. `prometheus`: port of a server to run beside, 0 for a free one.
 
     Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
-    config = _with_password(assets.absolute(config_load.load(config_path, overrides)))
+    config = _with_password(assets.absolute(loading.load(config_path, overrides)))
     layout = RunLayout(Path(config.runs_dir) / config.name)
     beside = _beside(config, layout, prometheus)
     lock = layout.lock() if layout.root.exists() else None

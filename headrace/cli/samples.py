@@ -10,15 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace import config_load
 from headrace.cli import options
 from headrace.cli.status import no_run
-from headrace.config_load import ConfigError
+from headrace.config import loading
+from headrace.config.loading import ConfigError
 from headrace.records.json_files import read_rows
 from headrace.records.layout import RunLayout, find_run
-from headrace.sample_dump import DIRECTORY, Kept, pick, read
-from headrace.terminal import one_line, safe
-from headrace.token_text import Decode, decoder, shown
+from headrace.records.sample_dump import DIRECTORY, Kept, pick, read
+from headrace.records.token_text import Decode, decoder, shown
+from headrace.system.terminal import one_line, safe
 
 EXIT_USAGE = 2
 
@@ -113,7 +113,7 @@ def decoder_of(layout: RunLayout) -> Decode | None:
     """The tokenizer of the run's model; the exported model has a copy."""
     directories, trust = [layout.final], False
     try:
-        model = config_load.load(layout.config).model
+        model = loading.load(layout.config).model
     except (ConfigError, OSError):
         pass
     else:

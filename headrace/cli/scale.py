@@ -11,12 +11,12 @@ import redis
 
 from headrace.cli import options
 from headrace.cli.status import no_run
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.local.scaling import LARGEST, ask
 from headrace.records.json_files import read_json
 from headrace.records.layout import RunLayout, find_run
-from headrace.redis_connect import connect
-from headrace.runner.scaling import LARGEST, ask
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _POLL_S = 0.2

@@ -13,19 +13,19 @@ from typing import Any
 
 import redis
 
-from headrace import recommendation
 from headrace.cli import options
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.local.in_cluster import COMPLETED, NO_ADDRESS, look
 from headrace.metrics import row_keys
+from headrace.records import summary as summaries
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import read_json, read_rows
 from headrace.records.layout import RunLayout, find_run
-from headrace.redis_connect import connect
-from headrace.runner import summary as summaries
-from headrace.runner.in_cluster import COMPLETED, NO_ADDRESS, look
-from headrace.terminal import one_line
+from headrace.service import recommendation
+from headrace.system.terminal import one_line
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
@@ -102,7 +102,7 @@ def status(name: str, runs_dir: Path, *, as_json: bool, watch_s: float | None = 
 
 def _watch(layout: RunLayout, every_s: float, as_json: bool) -> int:
     """Until the run ends. JSON: one line each time."""
-    from headrace.runner import watch
+    from headrace.local import watch
 
     if layout.in_cluster:
         while True:

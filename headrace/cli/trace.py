@@ -14,8 +14,8 @@ from typing import IO, Any
 from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.records.layout import find_run
-from headrace.trace import kind_of, process_order, track_order
-from headrace.trace_reading import Event, NothingRecorded, Start, Trace, read
+from headrace.traces.reading import Event, NothingRecorded, Start, Trace, read
+from headrace.traces.recording import kind_of, process_order, track_order
 
 EXIT_USAGE = 2
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import redis
 
-from headrace import config_load, tuning
 from headrace.cli import options
 from headrace.cli.status import no_run
-from headrace.config import RunConfig
-from headrace.memory import needed_bytes
+from headrace.config import loading, tuning
+from headrace.config.redis_memory import needed_bytes
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import connect_async
+from headrace.connections.redis_settings import memory_limit, server_settings
 from headrace.records.json_files import read_json
 from headrace.records.layout import RunLayout, find_run
-from headrace.redis_connect import connect_async
-from headrace.redis_settings import memory_limit, server_settings
 
 EXIT_USAGE = 2
 
@@ -56,8 +56,8 @@ def tune(name: str, overrides: Sequence[str], runs_dir: Path) -> int:
     if not layout.in_use() or not layout.requested.exists():
         print(f"headrace: {layout.root.name} is not on; start it with {' '.join(overrides)}", file=sys.stderr)
         return EXIT_USAGE
-    before = config_load.load(layout.config)
-    after = config_load.load(layout.config, overrides)
+    before = loading.load(layout.config)
+    after = loading.load(layout.config, overrides)
     if lines := tuning.refused(before, after):
         print("\n".join(f"headrace: {line}" for line in lines), file=sys.stderr)
         return EXIT_USAGE
@@ -68,8 +68,8 @@ def tune(name: str, overrides: Sequence[str], runs_dir: Path) -> int:
     if why := _too_large(layout, before, after):
         print(f"headrace: {why}", file=sys.stderr)
         return EXIT_USAGE
-    config_load.write(config_load.load(layout.requested, overrides), layout.requested)
-    config_load.write(after, layout.config)  # the coordinator looks at it
+    loading.write(loading.load(layout.requested, overrides), layout.requested)
+    loading.write(after, layout.config)  # the coordinator looks at it
     print("\n".join([*what, "from the next sync on"]))
     return 0
 

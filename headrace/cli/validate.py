@@ -7,14 +7,14 @@ import json
 import sys
 from typing import Any
 
-from headrace import config_load
 from headrace.cli import options
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError
-from headrace.model_checks import Checked
-from headrace.modes import describe, warnings
-from headrace.runner import assets, preflight, trial
-from headrace.runner.forecast import Forecast, Machines, forecast
+from headrace.config import loading
+from headrace.config.loading import ConfigError
+from headrace.config.modes import describe, warnings
+from headrace.config.run import RunConfig
+from headrace.local import assets, preflight, trial
+from headrace.local.forecast import Forecast, Machines, forecast
+from headrace.models.checks import Checked
 
 EXIT_PROBLEMS = 2
 
@@ -86,7 +86,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     machines = Machines(args.gpus_per_node, args.gpu_memory, args.nodes)
     try:
-        config = assets.absolute(config_load.load(args.config, args.overrides))
+        config = assets.absolute(loading.load(args.config, args.overrides))
     except ConfigError as error:
         if not args.json:
             raise

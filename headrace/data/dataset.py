@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace import demo
-from headrace.config import RunConfig
-from headrace.config_data import DataConfig
+from headrace.config.data import DataConfig
+from headrace.config.run import RunConfig
 from headrace.data.feed_order import FeedOrder, feed_order
 from headrace.data.problems import DataError, Problems
 from headrace.data.prompts import Prompts, Tokenizer, tokenize_rows

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.config_data import DataConfig
+from headrace.config.data import DataConfig
 from headrace.data.problems import MAX_PROBLEMS, DataError, Problem, Problems, count
 from headrace.data.row_format import Row
 from headrace.data.rows import Progress
-from headrace.wire import Int32Array
+from headrace.wire.payloads import Int32Array
 
 _CHUNK = 1000
 """Prompts that the tokenizer gets at once: it works on them in parallel."""

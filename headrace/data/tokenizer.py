@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.data.problems import DataError
 from headrace.data.procedural import is_procedural
 from headrace.data.prompts import Tokenizer

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from headrace.demo import TASKS, held_out_exact_match, is_cached, prepare
-from headrace.early_stop import end_when_told
+from headrace.service.early_stop import end_when_told
 
 
 def _show_progress(step: int, total: int, loss: float) -> None:

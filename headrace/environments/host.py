@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from headrace.encodable import encodable
 from headrace.environments.loading import EnvironmentFailed
 from headrace.environments.protocol import Done, Environment, Episode, Observation, Outcome, State, Task, Turn
+from headrace.wire.encodable import encodable
 
 log = logging.getLogger("headrace.environments")
 

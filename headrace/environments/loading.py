@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from headrace.config_env import ENVIRONMENTS, EnvironmentConfig
+from headrace.config.environment import ENVIRONMENTS, EnvironmentConfig
 from headrace.environments.protocol import Environment
 from headrace.plugins.user_code import UserCodeError, load_user
 

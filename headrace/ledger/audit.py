@@ -2,7 +2,7 @@
 
 Compares the records of all ids with the members of all places, in one atomic reading, so the answer is
 exact on a live run too. The reading blocks the server (measured: 15 ms per 1,000 samples).
-`headrace.run_audit` holds it against the run's files.
+`headrace.records.audit` holds it against the run's files.
 """
 
 from __future__ import annotations

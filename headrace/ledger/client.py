@@ -26,11 +26,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MasterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from headrace.connections.redis_client import LOGIN_REFUSED, is_silence, login_refused
 from headrace.ledger import keys, marks, ops, replies, scripts
 from headrace.ledger.keep import Keep
 from headrace.ledger.marks import Marks
 from headrace.ledger.ops import Op
-from headrace.redis_connect import LOGIN_REFUSED, is_silence, login_refused
 
 T = TypeVar("T")
 log = logging.getLogger("headrace.ledger")

@@ -43,12 +43,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
+from headrace.config.staleness import syncs_between
 from headrace.ledger import replies as r
 from headrace.ledger.in_memory_samples import InMemorySamples, Record
 from headrace.ledger.keep import UNBOUNDED, Keep
 from headrace.ledger.ops import Op
 from headrace.ledger.states import Event, State
-from headrace.staleness import syncs_between
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.staleness import StalenessRule, gap_bound
+from headrace.config.staleness import StalenessRule, gap_bound
 
 UNBOUNDED = -1
 

@@ -18,7 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 
-from headrace.late_gauge import LateGauge
+from headrace.metrics.late_gauge import LateGauge
 from headrace.metrics.views import Graph
 
 disable_created_metrics()  # half of all series, which nobody reads

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from headrace.algorithms.log_probs import sum_pi_squared, token_log_probs
-from headrace.model_memory import CHUNK_ELEMENTS
+from headrace.models.memory import CHUNK_ELEMENTS
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 

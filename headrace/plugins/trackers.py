@@ -1,4 +1,4 @@
-"""Trackers by name. Each is a class that inherits from `headrace.trackers.Tracker`."""
+"""Trackers by name. Each is a class that inherits from `headrace.records.trackers.Tracker`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CONSOLE = "console"
 TRACKERS: Registry[Any] = Registry(
     "tracker",
     {
-        "tensorboard": "headrace.trackers.tensorboard:TensorBoard",
-        "wandb": "headrace.trackers.weights_and_biases:Wandb",
+        "tensorboard": "headrace.records.trackers.tensorboard:TensorBoard",
+        "wandb": "headrace.records.trackers.weights_and_biases:Wandb",
     },
     group="headrace.trackers",
 )

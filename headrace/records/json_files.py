@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headrace import disk
+from headrace.system import disk
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:

@@ -17,7 +17,7 @@
     private/             mode 0700: secrets (endpoints.json, redis_url, token), the lock, the configuration
                          as asked for, the number of rollouters asked for while it runs
 
-What its processes put under TMPDIR lies elsewhere and goes with them (`headrace.runner.scratch`).
+What its processes put under TMPDIR lies elsewhere and goes with them (`headrace.local.scratch`).
 One runner per directory: it holds a lock, which the guardian keeps until the run's last process is gone.
 In a cluster there is no runner: the directory holds what the trainer writes there, its configuration too.
 """
@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import config_lifetime, config_load, trained_log
-from headrace.config import RunConfig
+from headrace.config import lifetime, loading
+from headrace.config.run import RunConfig
+from headrace.records import trained_log
 from headrace.records.json_files import read_json
 
 _TAKEOVER_S = 20.0
@@ -189,10 +190,10 @@ class RunLayout:
         """
         if not self.requested.exists():
             return []
-        stored = config_load.load(self.requested)
+        stored = loading.load(self.requested)
         lines = []
-        for key in config_lifetime.keys("run"):
-            was, now = config_load.value_at(stored, key), config_load.value_at(config, key)
+        for key in lifetime.keys("run"):
+            was, now = loading.value_at(stored, key), loading.value_at(config, key)
             if was != now:
                 lines.append(
                     f"{self.root}: {key}: was {was!r} when the run was begun and is {now!r} now; "
@@ -242,4 +243,4 @@ def leave_config(config: RunConfig, read_from: Path, run_dir: Path) -> None:
     layout = RunLayout(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     if layout.in_cluster and read_from.resolve() != layout.config.resolve():
-        config_load.write(config, layout.config)
+        loading.write(config, layout.config)

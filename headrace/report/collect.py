@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
+from headrace.local.in_cluster import look
 from headrace.metrics import row_keys
 from headrace.records.evaluations import eval_rows
 from headrace.records.json_files import read_rows
 from headrace.records.layout import RunLayout
-from headrace.runner.in_cluster import look
-from headrace.sample_dump import ORDERS, Kept, Picks, read
-from headrace.token_text import Decode
+from headrace.records.sample_dump import ORDERS, Kept, Picks, read
+from headrace.records.token_text import Decode
 
 Row = Mapping[str, Any]
 SAMPLES_SHOWN = 2

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
+from headrace.records.sample_dump import Kept
+from headrace.records.summary import version_gaps
+from headrace.records.token_text import shown
 from headrace.report import catalogue, chart, tables
 from headrace.report.collect import RunData
-from headrace.runner.summary import version_gaps
-from headrace.sample_dump import Kept
-from headrace.token_text import shown
 
 LONGEST_TEXT = 2000
 """Characters of a prompt or a response that are shown."""

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.metrics import row_keys
+from headrace.records.summary import duration, idle_ratios, ledger_line, percent, version_gaps
 from headrace.report.chart import COLOURS
 from headrace.report.collect import RunData, flat, number
 from headrace.report.scale import written
-from headrace.runner.summary import duration, idle_ratios, ledger_line, percent, version_gaps
 
 NOT_SETTINGS = ("name", "runs_dir", "services.", "trainer.resume")
 """Keys that say where a run lies, not what it does."""

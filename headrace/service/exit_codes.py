@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.config_load import ConfigError
-from headrace.coordinator_stream import CoordinatorRefused, TokenRefused
-from headrace.disk import DiskFull
-from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE
-from headrace.environment import NoToken
+from headrace.config.loading import ConfigError
+from headrace.connections.net import PortTaken
+from headrace.connections.tls import TlsError
+from headrace.connections.variables import NoToken
 from headrace.ledger.client import LedgerUnavailable, LedgerWentBack, LoginRefused
-from headrace.net import PortTaken
-from headrace.tls import TlsError
+from headrace.service.coordinator_stream import CoordinatorRefused, TokenRefused
+from headrace.system.disk import DiskFull
+from headrace.system.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE
 
 _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (EX_CONFIG, (ConfigError, TlsError, NoToken, LoginRefused, TokenRefused, CoordinatorRefused)),

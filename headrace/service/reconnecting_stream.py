@@ -1,12 +1,13 @@
 """A service's stream to the coordinator, which comes back after every outage: one for all services.
 
-    connect           as `headrace.tls` has it; certificate files that cannot be read are waited for
-                      (`tls.Patience`), then TlsError
+    connect           as `headrace.connections.tls` has it; certificate files that cannot be read are
+                      waited for (`tls.Patience`), then TlsError
     hello             the first reports of every connection. A report that was sent over an earlier one may
                       be lost, so they tell the coordinator all that it has to know
     commands          one after the other; all that came over a connection are dealt with before the next
                       hello. Those of a term lower than the highest seen are dropped
-    silence           both ends ping (`headrace.coordinator_stream`): a half-open line counts as broken
+    silence           both ends ping (`headrace.service.coordinator_stream`): a half-open line counts as
+                      broken
     broken, or ended  tried again, for ever, after a growing pause with jitter (`Outage`)
     refused           TokenRefused or CoordinatorRefused: asking again changes nothing
     last report       the connection's orderly end is the end of the stream
@@ -25,9 +26,10 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from headrace import coordinator_stream, tls
-from headrace.coordinator_stream import CoordinatorRefused, Outage, TokenRefused
-from headrace.environment import bearer
+from headrace.connections import tls
+from headrace.connections.variables import bearer
+from headrace.service import coordinator_stream
+from headrace.service.coordinator_stream import CoordinatorRefused, Outage, TokenRefused
 from headrace.v1 import sync_pb2_grpc
 
 Report = TypeVar("Report")

@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
-from headrace import cores, logs, tls
-from headrace.config import RunConfig
-from headrace.config_load import load
-from headrace.early_stop import end_when_interrupted
-from headrace.endings import EX_FAILED, say_why
+from headrace.config.loading import load
+from headrace.config.run import RunConfig
+from headrace.connections import tls
+from headrace.service import cores
+from headrace.service.early_stop import end_when_interrupted
 from headrace.service.exit_codes import common_exit_code
+from headrace.system import logs
+from headrace.system.endings import EX_FAILED, say_why
 
 log = logging.getLogger("headrace.service")
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
-from headrace.weights.checkpoint_format import checkpoint_tensors, split_parameter
+from headrace.models.checkpoint_format import checkpoint_tensors, split_parameter
 from headrace.weights.layout import TensorMeta, Unit
 
 

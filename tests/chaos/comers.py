@@ -13,21 +13,22 @@ import json
 import uuid
 from pathlib import Path
 
-from headrace import environment, logs
-from headrace.config import RunConfig
-from headrace.config_load import load
+from headrace.config.loading import load
+from headrace.config.run import RunConfig
+from headrace.connections import variables
+from headrace.connections.redis_client import connect, connect_async
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, SyncLedger
-from headrace.model_files import eos_token_ids
-from headrace.redis_connect import connect, connect_async
-from headrace.reward import build_scorer
-from headrace.sample_checks import SampleReader
-from headrace.trace import recorder
-from headrace_rollouter.beats import Beats
-from headrace_rollouter.environment_turns import environment_turns
-from headrace_rollouter.member import Expelled, Member
+from headrace.models.files import eos_token_ids
+from headrace.rewards import build_scorer
+from headrace.system import logs
+from headrace.traces.recording import recorder
+from headrace.wire.sample_checks import SampleReader
+from headrace_rollouter.generation.environment_turns import environment_turns
+from headrace_rollouter.generation.work import Worker
+from headrace_rollouter.membership.beats import Beats
+from headrace_rollouter.membership.member import Expelled, Member
 from headrace_rollouter.service import _decoder
-from headrace_rollouter.work import Worker
 from tests.integration import scripted_rollouter
 from tests.integration.scripted_rollouter import ScriptedEngine
 
@@ -37,11 +38,11 @@ END_S = 10.0
 
 async def come_and_go(config: RunConfig, number: int, stop_ids: list[int]) -> None:
     owner = f"rollouter-comer-{uuid.uuid4().hex[:8]}"
-    client = connect_async(environment.redis_url())
+    client = connect_async(variables.redis_url())
     ledger = AsyncLedger(client, config.name, waits_when_full=True)
     lease_s = config.ledger.lease_s
     beats = Beats(
-        SyncLedger(connect(environment.redis_url(), lease_s / 3), config.name, retry_s=0.0),
+        SyncLedger(connect(variables.redis_url(), lease_s / 3), config.name, retry_s=0.0),
         owner,
         lease_s,
         config.redis.outage_timeout_s,
@@ -60,7 +61,7 @@ async def come_and_go(config: RunConfig, number: int, stop_ids: list[int]) -> No
         recorder(config, "rollouter-comer"),
         environment_turns(config, stop_ids, scripted_rollouter.VOCABULARY),
     )
-    member = Member(config, engine, worker, owner, environment.coordinator(), environment.token())
+    member = Member(config, engine, worker, owner, variables.coordinator(), variables.token())
     beats.start()
     tasks = [asyncio.create_task(part) for part in (worker.run(), member.run(), beats.run())]
     try:

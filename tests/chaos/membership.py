@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from headrace.connections.redis_client import AT_ONCE
 from headrace.ledger import keys
-from headrace.redis_connect import AT_ONCE
-from headrace.telemetry import telemetry_key
+from headrace.service.telemetry import telemetry_key
 from tests.chaos.faults import LIMIT_S
 from tests.chaos.world import NAME, Stuck, World
 

@@ -9,10 +9,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace import trained_log
-from headrace.checkpoints import complete_checkpoints
-from headrace.endings import EX_BEYOND_REPAIR
-from headrace.row_file import read_lines
+from headrace.records import trained_log
+from headrace.records.checkpoints import complete_checkpoints
+from headrace.records.row_file import read_lines
+from headrace.system.endings import EX_BEYOND_REPAIR
 from tests.chaos.faults import LIMIT_S
 from tests.chaos.world import Stuck, World
 

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from headrace import trained_log
+from headrace.connections.redis_client import connect
 from headrace.ledger.audit import read_op, states
 from headrace.ledger.client import SyncLedger
-from headrace.redis_connect import connect
-from headrace.row_file import read_lines
-from headrace.trained_log import TrainedPath
+from headrace.records import trained_log
+from headrace.records.row_file import read_lines
+from headrace.records.trained_log import TrainedPath
 from tests.chaos.kinds import KINDS
 from tests.chaos.world import NAME, World
 

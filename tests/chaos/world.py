@@ -17,20 +17,20 @@ from typing import Any
 import psutil
 import redis
 
-from headrace import redis_url
-from headrace.config_load import load
-from headrace.endings import REASON_FILE
+from headrace.config import redis_url
+from headrace.config.loading import load
+from headrace.connections.net import free_port, unix_path
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
-from headrace.net import free_port, unix_path
+from headrace.local.processes import Service
+from headrace.local.services import Endpoints, service_table
+from headrace.local.valkey_server import HOST, ValkeyServer, start_valkey
 from headrace.records.json_files import read_json, read_rows
 from headrace.records.layout import RunLayout
-from headrace.redis_connect import connect
-from headrace.runner.processes import Service
-from headrace.runner.services import Endpoints, service_table
-from headrace.valkey_server import HOST, ValkeyServer, start_valkey
+from headrace.system.endings import REASON_FILE
 from tests.chaos.proxy import Proxy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,7 +142,7 @@ class World:
             return []
 
     def trainer_ranks(self) -> list[psutil.Process]:
-        agent = "headrace_trainer.node_agent"  # which has the ranks' module in its arguments, too
+        agent = "headrace_trainer.launch.node_agent"  # which has the ranks' module in its arguments, too
         with contextlib.suppress(psutil.Error):
             return [c for c in self.trainer_processes() if agent not in c.cmdline()]
         return []

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from headrace.cli.main import main as headrace
-from headrace.runner import services
+from headrace.local import services
 from tests import no_compiler
 from tests.docker.dockerfiles import ROOT, SERVICES
 from tests.docker.environments import PACKAGES, build_context, import_late, install

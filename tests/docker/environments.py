@@ -18,10 +18,10 @@ PACKAGES = {
     "rollouter": "headrace_rollouter",
 }
 LATE = {
-    "queue": ["headrace.reward.reasoning_gym_score", "headrace.reward.math_verify_score", "datasets"],
+    "queue": ["headrace.rewards.reasoning_gym_score", "headrace.rewards.math_verify_score", "datasets"],
     "coordinator": ["kubernetes"],
     "trainer": ["tensorboard", "wandb"],
-    "rollouter": ["headrace.reward.reasoning_gym_score", "headrace.reward.math_verify_score"],
+    "rollouter": ["headrace.rewards.reasoning_gym_score", "headrace.rewards.math_verify_score"],
 }
 """What a service imports only when its configuration asks for it."""
 PYTHONS = {f"{ENVIRONMENT}/bin/python", "python3"}

@@ -18,7 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from headrace.valkey_server import start_valkey
+from headrace.local.valkey_server import start_valkey
 from tests.docker.dockerfiles import (
     BY_DEVICE,
     DOCKER,

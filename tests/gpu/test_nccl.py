@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from headrace.comm import Communicator, CommunicatorError, connect
-from headrace.comm.store import serve_store
+from headrace.weights.transports import Communicator, CommunicatorError, connect
+from headrace.weights.transports.store import serve_store
 from tests.unit.test_weights import Children
 
 DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import config_load, reachable, valkey_server
+from headrace.config import loading
+from headrace.config.redis_url import with_password
+from headrace.connections import reachable
+from headrace.connections.net import free_port, is_loopback
+from headrace.connections.redis_client import connect
 from headrace.ledger.audit import audit
-from headrace.net import free_port, is_loopback
+from headrace.local import valkey_server
 from headrace.records.layout import leave_config
-from headrace.redis_connect import connect
-from headrace.redis_url import with_password
 from scripts.kube_tools import ROOT, run_helm
 from tests.cluster.judge import Reading, must_be_whole
 from tests.cluster.site import Site
@@ -94,7 +96,7 @@ def test_the_services_find_each_other(
 def assert_is_found(run: LocalPods, folder: Path) -> None:
     """With what the trainer leaves at its start."""
     mounted = folder / "config" / "config.yaml"
-    leave_config(config_load.load(mounted), mounted, folder / "runs" / "demo")
+    leave_config(loading.load(mounted), mounted, folder / "runs" / "demo")
     code, said = run.execute("trainer", "headrace", "status", "/runs/demo")
     assert code == 0, said
     assert said.startswith("demo: running in ")

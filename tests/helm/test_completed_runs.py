@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from kubernetes.config import kube_config
 
-from headrace.config_kubernetes import KubernetesConfig
+from headrace.config.kubernetes import KubernetesConfig
 from headrace_coordinator.kube.api import Cluster
 from scripts.kube_tools import kubectl
 from tests.helm import charts

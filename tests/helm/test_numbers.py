@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import config_load
+from headrace.config import loading
 from tests.helm import charts, pitfalls
 from tests.helm.objects import Object, of_kind, pods
 
@@ -54,7 +54,7 @@ def test_the_run_gets_its_numbers(tmp_path: Path) -> None:
     )
     (found,) = [o for o in charts.rendered(sets=sizes) if "config.yaml" in o.get("data", {})]
     (tmp_path / "config.yaml").write_text(found["data"]["config.yaml"])
-    config = config_load.load(tmp_path / "config.yaml")
+    config = loading.load(tmp_path / "config.yaml")
     assert config.redis.max_memory_bytes == 10_000_000_000
     assert config.rollout.engine.kv_cache_memory_bytes == LARGE
     assert config.actor.optim.lr == 1e-6

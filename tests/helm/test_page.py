@@ -17,8 +17,8 @@ import yaml
 from kubernetes_validate import utils
 
 from headrace.cli.main import parse
-from headrace.redis_url import build
-from headrace.valkey_server import answers, start_valkey
+from headrace.config.redis_url import build
+from headrace.local.valkey_server import answers, start_valkey
 from scripts.kube_tools import ROOT, helm, kubectl, run_helm
 from tests.helm import charts
 from tests.helm.cluster import cluster

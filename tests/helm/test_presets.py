@@ -14,9 +14,9 @@ import pytest
 import yaml
 from kubernetes_validate import utils
 
-from headrace import config_load
-from headrace.config import RunConfig
-from headrace.runner import assets
+from headrace.config import loading
+from headrace.config.run import RunConfig
+from headrace.local import assets
 from scripts.kube_tools import ROOT
 from tests.helm import charts, leader_worker_set, pitfalls
 from tests.helm.objects import Object, name_of, of_kind, pods
@@ -85,7 +85,7 @@ def test_the_run_is_one_that_headrace_takes(preset: str, tmp_path: Path) -> None
     if not _knows_kubernetes():
         found.pop("kubernetes", None)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(found))
-    config = config_load.load(tmp_path / "config.yaml")
+    config = loading.load(tmp_path / "config.yaml")
     assert config.services.host == "0.0.0.0"
     assert not assets.demo_names(config), "services know no demo: names"
 
@@ -95,7 +95,7 @@ def _knows_kubernetes() -> bool:
 
 
 def test_the_demo_is_that_of_the_command_line() -> None:
-    wanted = config_load.load(ROOT / "configs" / "demo.yaml").model_dump()
+    wanted = loading.load(ROOT / "configs" / "demo.yaml").model_dump()
     found = RunConfig.model_validate(pitfalls.run_config(charts.rendered("ci/demo-cpu.yaml"))).model_dump()
     for key in ("name", "services", "redis", "model", "data"):
         wanted.pop(key), found.pop(key)
@@ -237,7 +237,7 @@ def test_rewards_of_another_kind_replace_the_example(tmp_path: Path) -> None:
     found = pitfalls.run_config(charts.rendered(sets=(sources,)))
     assert "custom_reward_function" not in found
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(found))
-    assert config_load.load(tmp_path / "config.yaml").reward.sources["answer"].kind == "math_verify"
+    assert loading.load(tmp_path / "config.yaml").reward.sources["answer"].kind == "math_verify"
     ours = charts.rendered(sets=(sources, 'config.custom_reward_function={"path":"mine"}'))
     assert pitfalls.run_config(ours)["custom_reward_function"] == {"path": "mine"}, (
         "both: the run refuses that"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace.redis_connect import connect
-from headrace.valkey_server import ValkeyServer, start_valkey
+from headrace.connections.redis_client import connect
+from headrace.local.valkey_server import ValkeyServer, start_valkey
 from tests.helm import charts
 from tests.helm.objects import pods
 from tests.waiting import until

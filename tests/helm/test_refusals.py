@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import RunConfig
-from headrace.staleness import MODE_PARAMETERS
+from headrace.config.run import RunConfig
+from headrace.config.staleness import MODE_PARAMETERS
 from scripts.kube_tools import HelmFailed, run_helm
 from scripts.manifests import SCHEMA, schema
 from tests.helm import charts

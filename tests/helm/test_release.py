@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 import headrace
-from headrace.net import bound_socket
-from headrace.runner.services import http_ok
+from headrace.connections.net import bound_socket
+from headrace.local.services import http_ok
 from scripts.kube_tools import ROOT, helm, run_helm
 from tests.docker.dockerfiles import BY_DEVICE, SERVICES
 from tests.docs_commands import PAGES

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import redis
 
-from headrace import demo, valkey_server
+from headrace import demo
+from headrace.connections.net import free_port
+from headrace.connections.redis_client import connect
+from headrace.connections.variables import redis_url
 from headrace.demo import __main__ as demo_command
-from headrace.environment import redis_url
-from headrace.net import free_port
-from headrace.redis_connect import connect
-from headrace_trainer import heartbeat
+from headrace.local import valkey_server
+from headrace_trainer.distributed import heartbeat
 from scripts.kube_tools import ROOT, HelmFailed
 from tests.helm import charts, pitfalls
 from tests.helm.objects import Pod, of_kind, pods
@@ -54,7 +55,7 @@ def test_every_service_is_started() -> None:
         "headrace-coordinator",
     }
     modules = {words[3] for words in commands() if words[0] == "python3"}
-    assert modules == {"headrace.demo", "headrace.reachable"}
+    assert modules == {"headrace.demo", "headrace.connections.reachable"}
 
 
 @pytest.mark.parametrize("words", sorted(commands()), ids=" ".join)
@@ -111,7 +112,7 @@ def test_probes_ask_paths_that_exist() -> None:
 def test_the_engine_may_answer_within_the_probes_deadline() -> None:
     """The engine's own check waits up to 30 s; a probe that gives up earlier would kill a busy engine."""
     (rollouter,) = [pod for pod in pods(charts.rendered()) if pod.component == "rollouter"]
-    source = (ROOT / "services/rollouter/headrace_rollouter/engine.py").read_text()
+    source = (ROOT / "services/rollouter/headrace_rollouter/inference/engine.py").read_text()
     (own,) = re.findall(r"self\._llm\.is_paused\(\), ([0-9.]+)\)", source)
     probe = rollouter.spec["containers"][0]["livenessProbe"]
     assert probe["timeoutSeconds"] > float(own)

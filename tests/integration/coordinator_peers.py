@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from headrace.environment import bearer
+from headrace.connections.variables import bearer
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 

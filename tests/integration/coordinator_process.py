@@ -17,13 +17,13 @@ import grpc
 import redis
 import yaml
 
-from headrace.environment import bearer
+from headrace.connections.net import unix_address
+from headrace.connections.variables import bearer
 from headrace.ledger import SyncLedger, adopt, ops
 from headrace.ledger.replies import Stats
-from headrace.net import unix_address
+from headrace.local.valkey_server import ValkeyServer
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace.valkey_server import ValkeyServer
 from tests.integration.coordinator_peers import TOKEN, Member, Peer, Trainer
 
 PASSWORD = "secret"

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.config.redis_url import build
+from headrace.connections.net import free_port
+from headrace.connections.redis_client import connect
 from headrace.ledger import audit
-from headrace.net import free_port
-from headrace.redis_connect import connect
-from headrace.redis_url import build
 from tests.integration import tiny_models
 from tests.integration.queue_process import TOKEN, Queue, write_tokenizer
 from tests.waiting import until
@@ -95,7 +95,13 @@ class Processes:
 
     def alive(self, stale_s: float = 60.0) -> tuple[int, str]:
         """The liveness probe of the trainer: exit code and message."""
-        words = ["-m", "headrace_trainer.heartbeat", str(self.heartbeat), "--stale-seconds", str(stale_s)]
+        words = [
+            "-m",
+            "headrace_trainer.distributed.heartbeat",
+            str(self.heartbeat),
+            "--stale-seconds",
+            str(stale_s),
+        ]
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
         return done.returncode, done.stderr.strip()
 

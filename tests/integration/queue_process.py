@@ -20,7 +20,7 @@ import yaml
 
 from headrace.ledger import LedgerError, SyncLedger, adopt, ops
 from headrace.ledger.replies import Taken, Verdict
-from headrace.valkey_server import ValkeyServer
+from headrace.local.valkey_server import ValkeyServer
 from tests.waiting import until
 
 TOKEN = "a-token"

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
-from headrace.redis_connect import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADRACE = [sys.executable, "-P", "-m", "headrace.cli.main"]

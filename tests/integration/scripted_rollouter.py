@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from headrace.comm import Communicator, connect
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.layout import units_from_pb
-from headrace.wire import FinishReason, Segment, Trajectory, extend
+from headrace.weights.transports import Communicator, connect
+from headrace.wire.payloads import FinishReason, Segment, Trajectory, extend
 from headrace_rollouter import __main__ as rollouter
 from headrace_rollouter import service
-from headrace_rollouter.engine import Engine
+from headrace_rollouter.inference.engine import Engine
 
 T = TypeVar("T")
 VOCABULARY = 96

@@ -22,32 +22,32 @@ from unittest import mock
 
 import grpc
 
-from headrace import coordinator_stream
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import connect, connect_async
 from headrace.ledger import keys, ops
 from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.ledger.replies import Stats
-from headrace.model_files import eos_token_ids, vocabulary_size
+from headrace.local.valkey_server import start_valkey
+from headrace.models.files import eos_token_ids, vocabulary_size
+from headrace.records.audit import RunAudit, audit_run
 from headrace.records.layout import RunLayout
-from headrace.redis_connect import connect, connect_async
-from headrace.reward import build_scorer
-from headrace.run_audit import RunAudit, audit_run
-from headrace.sample_checks import SampleReader
-from headrace.telemetry import encode, telemetry_key
-from headrace.trace import recorder
+from headrace.rewards import build_scorer
+from headrace.service import coordinator_stream
+from headrace.service.telemetry import encode, telemetry_key
+from headrace.traces.recording import recorder
 from headrace.v1 import sync_pb2_grpc
-from headrace.valkey_server import start_valkey
-from headrace_coordinator.driver import Driver
+from headrace.wire.sample_checks import SampleReader
+from headrace_coordinator.rounds.driver import Driver
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_queue.loops import Pulse, run_loop
 from headrace_queue.service import _report_the_last, prepare
-from headrace_rollouter.engine import Engine
-from headrace_rollouter.environment_turns import environment_turns
-from headrace_rollouter.member import Member
+from headrace_rollouter.generation.environment_turns import environment_turns
+from headrace_rollouter.generation.work import Worker
+from headrace_rollouter.inference.engine import Engine
+from headrace_rollouter.membership.member import Member
 from headrace_rollouter.service import _decoder, _telemetry
-from headrace_rollouter.work import Worker
+from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.loop import Trainer
-from headrace_trainer.ranks import Ranks
 
 T = TypeVar("T")
 TOKEN = "a-token"

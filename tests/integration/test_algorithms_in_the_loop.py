@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headrace import config_load
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
 from headrace.algorithms.policy_loss import POLICY_LOSSES
-from headrace.config import RunConfig
+from headrace.config import loading
+from headrace.config.run import RunConfig
 from headrace.demo import prepare
+from headrace.local.assets import resolve
 from headrace.metrics.row_keys import CRITIC, KL_LOSS, KL_REWARD, SCORED, SYNC, TELEMETRY, WEIGHTS, problems
 from headrace.plugins.registry import Registry
-from headrace.runner.assets import resolve
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.single_rank import single_rank
 from tests.unit.learners import NEEDS
@@ -73,7 +73,7 @@ def merged(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
 
 def paired() -> dict[str, dict[str, Any]]:
     """Every estimator and every loss in one run: two at a time where they may go together."""
-    base = merged(config_load.load(ROOT / "configs" / "demo.yaml").model_dump(), COMMON)
+    base = merged(loading.load(ROOT / "configs" / "demo.yaml").model_dump(), COMMON)
     losses = {n: {"actor": {"policy_loss": n}, **NEEDS.get(n, {})} for n in once(POLICY_LOSSES)}
     cases = {}
     for e in once(ADVANTAGE_ESTIMATORS):
@@ -95,7 +95,7 @@ CASES = {**paired(), **MORE}
 @pytest.fixture(scope="module")
 def demo_config() -> dict[str, Any]:
     prepare(ROOT / ".cache" / "demo", 0, None)
-    plain = resolve(config_load.load(ROOT / "configs" / "demo.yaml")).model_dump()
+    plain = resolve(loading.load(ROOT / "configs" / "demo.yaml")).model_dump()
     return merged(plain, COMMON)
 
 

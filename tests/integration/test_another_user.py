@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace.net import free_port
-from headrace.redis_connect import connect
-from headrace.runner import scratch
-from headrace.valkey_server import start_valkey
+from headrace.connections.net import free_port
+from headrace.connections.redis_client import connect
+from headrace.local import scratch
+from headrace.local.valkey_server import start_valkey
 from tests import waiting
 from tests.integration.coordinator_peers import TOKEN
 from tests.integration.coordinator_process import until

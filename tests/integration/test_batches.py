@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.ledger.replies import Taken
-from headrace.redis_connect import connect
-from headrace.sample_checks import SampleReader
-from headrace.valkey_server import start_valkey
-from headrace.wire import (
+from headrace.local.valkey_server import start_valkey
+from headrace.wire.payloads import (
     FinishReason,
     Prompt,
     Sample,
@@ -26,9 +25,10 @@ from headrace.wire import (
     encode_prompt,
     encode_sample,
 )
-from headrace_trainer.batch import Batches, ClaimFailed, RefillExhausted, Stopped
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.window_rule import WindowRule
+from headrace.wire.sample_checks import SampleReader
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.learning.batch import Batches, ClaimFailed, RefillExhausted, Stopped
+from headrace_trainer.learning.window_rule import WindowRule
 from tests.single_rank import single_rank
 
 OWNER = "rollouter-0-test"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import recommendation, telemetry
-from headrace.config_kubernetes import KubernetesConfig
+from headrace.config.kubernetes import KubernetesConfig
 from headrace.ledger import ops
-from headrace.telemetry import RolloutTelemetry
-from headrace.valkey_server import ValkeyServer, start_valkey
+from headrace.local.valkey_server import ValkeyServer, start_valkey
+from headrace.service import recommendation, telemetry
+from headrace.service.telemetry import RolloutTelemetry
 from headrace_coordinator.kube.api import DELETION_COST, Cluster, ClusterError
 from scripts.kube_tools import kubectl
 from tests.integration.coordinator_peers import Member, Trainer

@@ -16,8 +16,8 @@ import pytest
 
 from headrace.ledger import ops
 from headrace.ledger.replies import TakeStatus
+from headrace.local.valkey_server import ValkeyServer, start_valkey
 from headrace.v1 import sync_pb2 as pb
-from headrace.valkey_server import ValkeyServer, start_valkey
 from tests.integration.coordinator_peers import CANARY_DIFF, Member, Trainer, hang_up
 from tests.integration.coordinator_process import PASSWORD, Coordinator, until
 

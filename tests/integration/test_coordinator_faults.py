@@ -15,18 +15,18 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from headrace import run_identity
-from headrace.config_load import load
-from headrace.coordinator_stream import TokenRefused
-from headrace.endings import EX_CONFIG, EX_OSERR
-from headrace.environment import bearer
+from headrace.config import identity
+from headrace.config.loading import load
+from headrace.config.redis_memory import needed_bytes
+from headrace.connections.variables import bearer
 from headrace.ledger import keys, ops
-from headrace.memory import needed_bytes
+from headrace.service.coordinator_stream import TokenRefused
 from headrace.service.exit_codes import common_exit_code
+from headrace.system.endings import EX_CONFIG, EX_OSERR
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace_trainer.launch_stream import LaunchStream
-from headrace_trainer.sync_client import SyncClient
+from headrace_trainer.launch.launch_stream import LaunchStream
+from headrace_trainer.sync.sync_client import SyncClient
 from tests.integration.coordinator_peers import Member, Peer, Trainer
 from tests.integration.coordinator_process import Coordinator, until
 from tests.integration.test_coordinator import FIRST, REUSED, Make, make, sync, two, valkey
@@ -186,7 +186,7 @@ async def test_a_file_that_the_run_cannot_go_on_with(make: Make) -> None:
     c = await make(up=False)
     file = c.folder / "run.yaml"
     config = load(file)
-    c.ledger.redis.hset(keys.meta(config.name), "fingerprint", json.dumps(run_identity.of(config)))
+    c.ledger.redis.hset(keys.meta(config.name), "fingerprint", json.dumps(identity.of(config)))
     right = file.read_text()
     file.write_text(right.replace("path: nowhere", "path: elsewhere"))
     c.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.valkey_server import start_valkey
+from headrace.local.valkey_server import start_valkey
 from tests.integration.no_rollouter import Processes
 from tests.waiting import until
 

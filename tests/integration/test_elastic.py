@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import redis_url
-from headrace.net import unix_path
+from headrace.config import redis_url
+from headrace.connections.net import unix_path
 from tests.chaos import reward
 from tests.integration.run_process import ROOT, SAMPLES_PER_UPDATE, Run, make_run, wait_for
 from tests.listeners import listeners

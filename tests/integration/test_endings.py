@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
-from headrace.redis_connect import connect
 from tests.integration.run_process import Run, make_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import connect, connect_async
 from headrace.environments import Environment, Observation
 from headrace.environments.host import EnvironmentHost
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, adopt
 from headrace.ledger.client import SyncLedger as Ledger
-from headrace.redis_connect import connect, connect_async
-from headrace.sample_checks import SampleReader
-from headrace.valkey_server import start_valkey
-from headrace.wire import (
+from headrace.local.valkey_server import start_valkey
+from headrace.wire.payloads import (
     FinishReason,
     Prompt,
     Segment,
@@ -34,10 +33,11 @@ from headrace.wire import (
     decode_sample,
     encode_prompt,
 )
-from headrace_rollouter import samples
-from headrace_rollouter.engine import Engine
-from headrace_rollouter.environment_turns import EnvironmentTurns
-from headrace_rollouter.work import Worker
+from headrace.wire.sample_checks import SampleReader
+from headrace_rollouter.generation import samples
+from headrace_rollouter.generation.environment_turns import EnvironmentTurns
+from headrace_rollouter.generation.work import Worker
+from headrace_rollouter.inference.engine import Engine
 from tests.in_process_reward import in_process
 from tests.integration import tiny_models
 from tests.integration.test_weight_transfer import run_config

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from headrace import coordinator_stream
-from headrace.coordinator_stream import Outage
+from headrace.config.redis_url import build
+from headrace.connections.redis_client import connect_async
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.redis_connect import connect_async
-from headrace.redis_url import build
-from headrace.valkey_server import start_valkey
-from headrace_rollouter.member import Member
-from headrace_trainer.launch_stream import LaunchStream
-from headrace_trainer.sync_client import SyncClient
+from headrace.local.valkey_server import start_valkey
+from headrace.service import coordinator_stream
+from headrace.service.coordinator_stream import Outage
+from headrace_rollouter.membership.member import Member
+from headrace_trainer.launch.launch_stream import LaunchStream
+from headrace_trainer.sync.sync_client import SyncClient
 from tests.chaos.proxy import Proxy
 from tests.integration import coordinator_peers
 from tests.integration.coordinator_peers import TOKEN

@@ -10,12 +10,12 @@ import numpy as np
 import psutil
 import pytest
 
+from headrace.config.redis_url import build
+from headrace.connections.redis_client import connect
 from headrace.ledger import SyncLedger, ops
 from headrace.ledger.replies import Taken
-from headrace.redis_connect import connect
-from headrace.redis_url import build
-from headrace.valkey_server import start_valkey
-from headrace.wire import FinishReason, Sample, Segment, Trajectory, decode_prompt, encode_sample
+from headrace.local.valkey_server import start_valkey
+from headrace.wire.payloads import FinishReason, Sample, Segment, Trajectory, decode_prompt, encode_sample
 from tests.integration.no_rollouter import Processes
 from tests.waiting import until
 

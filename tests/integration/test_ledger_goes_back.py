@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.endings import EX_BEYOND_REPAIR, FINAL
+from headrace.config.redis_url import build
+from headrace.connections.redis_client import connect
 from headrace.ledger import SyncLedger, keys, ops
-from headrace.redis_connect import connect
-from headrace.redis_url import build
-from headrace.valkey_server import start_valkey
+from headrace.local.valkey_server import start_valkey
+from headrace.system.endings import EX_BEYOND_REPAIR, FINAL
 from tests.integration.no_rollouter import Processes
 from tests.waiting import until
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from headrace.cli.trace import merge, validate
-from headrace.config import RunConfig
-from headrace.config_load import load
+from headrace.config.loading import load
+from headrace.config.run import RunConfig
+from headrace.config.staleness import Mode
 from headrace.metrics.row_keys import TIMING_S_REWARD
-from headrace.runner.summary import idle_ratios
-from headrace.staleness import Mode
-from headrace.trace_reading import read
+from headrace.records.summary import idle_ratios
+from headrace.traces.reading import read
 from tests.integration import recomputed
 from tests.integration.shared_stack import Finished, SharedStack, shared_stack
 from tests.integration.test_algorithms_in_the_loop import COMMON, ROOT, demo_config, merged

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from headrace.config.redis_url import build
+from headrace.connections.redis_client import AT_ONCE, connect_async
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.redis_connect import AT_ONCE, connect_async
-from headrace.redis_url import build
-from headrace.valkey_server import start_valkey
+from headrace.local.valkey_server import start_valkey
 from tests.chaos.proxy import Proxy
 
 

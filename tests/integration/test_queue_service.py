@@ -14,13 +14,13 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.data.feed_order import prompt_at
-from headrace.endings import EX_BEYOND_REPAIR
 from headrace.ledger import audit, ops
+from headrace.ledger.record import LedgerRecord
 from headrace.ledger.replies import TakeStatus, Verdict
-from headrace.ledger_record import LedgerRecord
+from headrace.local.valkey_server import ValkeyServer, start_valkey
+from headrace.system.endings import EX_BEYOND_REPAIR
 from headrace.v1.sample_pb2 import ValidationResult
-from headrace.valkey_server import ValkeyServer, start_valkey
-from headrace.wire import decode_prompt
+from headrace.wire.payloads import decode_prompt
 from tests.integration.queue_process import HELD_OUT, ROWS, TOKEN, Queue, templated, write_tokenizer
 from tests.waiting import until
 

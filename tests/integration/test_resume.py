@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headrace.checkpoints import CHECKPOINT_MANIFEST, complete_checkpoints
+from headrace.connections.redis_client import connect
 from headrace.ledger import SyncLedger, ops
-from headrace.redis_connect import connect
+from headrace.records.checkpoints import CHECKPOINT_MANIFEST, complete_checkpoints
 from tests.integration.run_process import (
     SAMPLES_PER_UPDATE,
     Run,

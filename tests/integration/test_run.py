@@ -16,10 +16,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.local.scratch import PREFIX
+from headrace.local.services import COORDINATOR_SOCKET, REDIS_SOCKET
 from headrace.metrics.row_keys import CANARY, PEAK, SAVES, SYNC, TELEMETRY, TIMING_S_REWARD, problems
-from headrace.metrics_doc import services
-from headrace.runner.scratch import PREFIX
-from headrace.runner.services import COORDINATOR_SOCKET, REDIS_SOCKET
+from headrace.reference.metrics import services
 from tests import docs_commands, monitoring, no_compiler
 from tests.integration.run_process import (
     ROOT,
@@ -132,7 +132,7 @@ def test_nothing_listens_but_on_loopback(finished: tuple[Run, str]) -> None:
         "headrace_queue",
         "headrace_rollouter",
         "VLLM::EngineCore",
-        "headrace_trainer.node_agent",
+        "headrace_trainer.launch.node_agent",
         "headrace_trainer.worker",
     ):
         assert any(part in one.process for one in there), f"{part} has not been looked at"
@@ -196,7 +196,7 @@ def test_no_process_shows_a_secret(finished: tuple[Run, str]) -> None:
     """A reward's process is one of them, and the others are above it or beside it."""
     run, _ = finished
     shown: dict[str, list[str]] = json.loads((run.directory / "shown.json").read_text())
-    for part in ("headrace_rollouter", "headrace_trainer", "headrace_queue", "headrace.reward.keeper"):
+    for part in ("headrace_rollouter", "headrace_trainer", "headrace_queue", "headrace.rewards.keeper"):
         assert any(part in process for process in shown), part
     assert {process: what for process, what in shown.items() if what} == {}
 

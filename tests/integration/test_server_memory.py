@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace.config import RunConfig, TraceConfig
+from headrace.config.redis_memory import TRACE_BYTES, largest_sample_bytes, needed_bytes, too_small
+from headrace.config.run import RunConfig, TraceConfig
+from headrace.connections.redis_client import connect, connect_async
 from headrace.ledger import AsyncLedger, LedgerError, SyncLedger, adopt, audit, ops, scripts
-from headrace.memory import TRACE_BYTES, largest_sample_bytes, needed_bytes, too_small
-from headrace.redis_connect import connect, connect_async
-from headrace.valkey_server import ValkeyServer, start_valkey
-from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory, encode_sample
+from headrace.local.valkey_server import ValkeyServer, start_valkey
+from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory, encode_sample
 from tests.unit.test_rollouter_parts import config as run_config
 
 MEBI = 2**20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.valkey_server import start_valkey
+from headrace.local.valkey_server import start_valkey
 from tests.integration.no_rollouter import READY, Processes
 from tests.waiting import until
 

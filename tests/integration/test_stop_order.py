@@ -16,15 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.checkpoints import complete_checkpoints, read_manifest
+from headrace.config.redis_url import build
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
+from headrace.local.valkey_server import ValkeyServer, start_valkey
+from headrace.records.audit import audit_run
+from headrace.records.checkpoints import complete_checkpoints, read_manifest
 from headrace.records.layout import RunLayout
-from headrace.redis_connect import connect
-from headrace.redis_url import build
-from headrace.run_audit import audit_run
-from headrace.valkey_server import ValkeyServer, start_valkey
 from tests.chaos.proxy import Proxy
 from tests.integration.no_rollouter import Processes
 from tests.waiting import until

@@ -13,11 +13,11 @@ import pytest
 import redis
 import trustme
 
-from headrace import tls
-from headrace.redis_connect import connect_async
+from headrace.connections import tls
+from headrace.connections.redis_client import connect_async
+from headrace.local.valkey_server import ValkeyServer, start_valkey
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace.valkey_server import ValkeyServer, start_valkey
 from headrace_queue import startup
 from headrace_queue.loops import Fatal
 from tests.integration.coordinator_peers import TOKEN

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.checkpoints import complete_checkpoints
-from headrace.net import free_port
+from headrace.connections.net import free_port
+from headrace.records.checkpoints import complete_checkpoints
 from headrace.service.guardian import MARK, kill_marked, marked
 from tests.helm import charts
 from tests.helm.objects import pods

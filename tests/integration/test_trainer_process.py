@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headrace.config.redis_url import build
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
-from headrace.redis_connect import connect
-from headrace.redis_url import build
-from headrace.valkey_server import ValkeyServer, start_valkey
+from headrace.local.valkey_server import ValkeyServer, start_valkey
 from tests.integration.no_rollouter import Processes
 from tests.waiting import until
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.comm import connect
-from headrace.comm.store import serve_store
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.models.checkpoint_format import check_names
 from headrace.v1 import sync_pb2 as pb
-from headrace.weights.checkpoint_format import check_names
 from headrace.weights.layout import units_to_pb
 from headrace.weights.snapshot import Snapshot
-from headrace.wire import FinishReason, empty_trajectory
+from headrace.weights.transports import connect
+from headrace.weights.transports.store import serve_store
+from headrace.wire.payloads import FinishReason, empty_trajectory
 from tests.integration import tiny_models
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ class Sender:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "qwen3-moe"])
 async def test_engine_scores_like_the_trainer_after_every_sync(kind: str, tmp_path: Path) -> None:
-    from headrace_rollouter.engine import Engine
+    from headrace_rollouter.inference.engine import Engine
 
     model = tiny_models.save(kind, tmp_path)
     engine = await Engine.start(run_config(tmp_path), [2])
@@ -119,7 +119,7 @@ async def test_engine_scores_like_the_trainer_after_every_sync(kind: str, tmp_pa
 
 async def test_interrupted_response_keeps_versions_and_log_probs_of_its_samplers(tmp_path: Path) -> None:
     """A response that crosses a sync: each token's log-prob is that of the weights that sampled it."""
-    from headrace_rollouter.engine import Engine
+    from headrace_rollouter.inference.engine import Engine
 
     model = tiny_models.save("llama", tmp_path)
     engine = await Engine.start(run_config(tmp_path), [])
@@ -167,7 +167,7 @@ async def test_interrupted_response_keeps_versions_and_log_probs_of_its_samplers
 
 async def test_an_interrupted_greedy_response_is_the_uninterrupted_one(tmp_path: Path) -> None:
     """Frozen in place while the same weights come again, or aborted and continued from its tokens."""
-    from headrace_rollouter.engine import Engine
+    from headrace_rollouter.inference.engine import Engine
 
     model = tiny_models.save("llama", tmp_path)
     engine = await Engine.start(run_config(tmp_path), [])

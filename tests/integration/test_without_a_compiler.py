@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.config import RunConfig
-from headrace.wire import empty_trajectory
+from headrace.config.run import RunConfig
+from headrace.wire.payloads import empty_trajectory
 from tests import no_compiler
 from tests.integration import tiny_models
 from tests.integration.test_weight_transfer import run_config
@@ -27,7 +27,7 @@ ENGINE = {"tensor_parallel_size": 2, "enforce_eager": False}
 
 async def generate(model: Path, result: Path) -> None:
     """Writes a trajectory's tokens and log-probs as JSON to `result`."""
-    from headrace_rollouter.engine import Engine
+    from headrace_rollouter.inference.engine import Engine
 
     plain = run_config(model).to_plain()
     plain["rollout"]["engine"] |= ENGINE

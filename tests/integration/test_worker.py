@@ -13,16 +13,16 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import connect, connect_async
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, SyncLedger, adopt
 from headrace.ledger.replies import Stats
-from headrace.redis_connect import connect, connect_async
-from headrace.sample_checks import SampleReader
-from headrace.valkey_server import start_valkey
-from headrace.wire import FinishReason, Prompt, decode_parked, decode_sample, encode_prompt
-from headrace_rollouter.engine import Engine
-from headrace_rollouter.work import Worker
+from headrace.local.valkey_server import start_valkey
+from headrace.wire.payloads import FinishReason, Prompt, decode_parked, decode_sample, encode_prompt
+from headrace.wire.sample_checks import SampleReader
+from headrace_rollouter.generation.work import Worker
+from headrace_rollouter.inference.engine import Engine
 from tests.in_process_reward import in_process
 from tests.integration import tiny_models
 from tests.integration.test_weight_transfer import run_config

@@ -13,7 +13,7 @@ import redis
 from hypothesis import HealthCheck, settings
 from lockstep import LockStep
 
-from headrace.valkey_server import start_valkey
+from headrace.local.valkey_server import start_valkey
 
 _COMMON = {
     "deadline": None,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from lockstep import LockStep
 from test_ledger_liveness import ModelOnly
 
+from headrace.config.staleness import StalenessRule, gap_bound
 from headrace.ledger import ops
 from headrace.ledger.in_memory import InMemoryLedger
-from headrace.staleness import StalenessRule, gap_bound
 
 OWNERS = ["a", "b", "c"]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gpu_arithmetic import (
+from headrace.config.gpu_arithmetic import (
     Batches,
     batch_notes,
     gpus,

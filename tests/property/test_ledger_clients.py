@@ -21,12 +21,12 @@ from headrace.ledger import (
     LedgerUnavailable,
     SyncLedger,
     audit,
-    doc,
     ops,
     scripts,
 )
 from headrace.ledger import adopt as adopt_checkpoint
 from headrace.ledger.states import State
+from headrace.reference import ledger as doc
 
 Make = Callable[[], LockStep]
 
@@ -238,7 +238,7 @@ def test_scripts_use_no_transactions_and_keep_to_the_runs_keys() -> None:
 
 def test_docs_are_current() -> None:
     path = Path(__file__).parents[2] / "docs" / "ledger.md"
-    assert path.read_text() == doc.render(), "run: python -m headrace.ledger.doc > docs/ledger.md"
+    assert path.read_text() == doc.render(), "run: python -m headrace.reference.ledger > docs/ledger.md"
 
 
 def test_two_runs_on_one_server_do_not_see_each_other(valkey: redis.Redis) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from lockstep import LockStep
 
+from headrace.config.staleness import StalenessRule
 from headrace.ledger.in_memory import InMemoryLedger
 from headrace.ledger.in_memory_samples import SUSPECT
 from headrace.ledger.states import State
-from headrace.staleness import StalenessRule
 
 Make = Callable[[], LockStep]
 

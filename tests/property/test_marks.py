@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from headrace.ledger import LedgerError, LedgerWentBack, SyncLedger, adopt, audit, keys, ops, scripts
 from headrace.ledger.marks import Marks, read, why_refused
-from headrace.valkey_server import start_valkey
+from headrace.local.valkey_server import start_valkey
 from tests.waiting import until
 
 RUN = "marks"

@@ -19,11 +19,11 @@ from lockstep import KEEP_ALL, LockStep, bring_to
 from test_gap_bounds import Schedule, rules, tunings
 from test_ledger_liveness import ModelOnly
 
+from headrace.config.staleness import StalenessRule, gap_bound
 from headrace.ledger import ops
 from headrace.ledger.in_memory import InMemoryLedger
 from headrace.ledger.keep import Keep, keep_under
 from headrace.ledger.states import State
-from headrace.staleness import StalenessRule, gap_bound
 
 Policy = tuple[int, ...]
 """The windows that it was trained in."""

@@ -14,21 +14,21 @@ from typing import Any
 import redis
 import yaml
 
-from headrace.checkpoints import complete_checkpoints, read_manifest
 from headrace.ledger import keys, ops
 from headrace.ledger.client import SyncLedger, adopt
 from headrace.ledger.keep import UNBOUNDED, Keep
 from headrace.ledger.marks import Marks
 from headrace.ledger.ops import Op
+from headrace.ledger.record import LedgerRecord
 from headrace.ledger.replies import ClaimStatus
-from headrace.ledger_record import LedgerRecord
+from headrace.records.checkpoints import complete_checkpoints, read_manifest
 from headrace.records.layout import RunLayout
-from headrace.trained_log import TrainedLog
+from headrace.records.trained_log import TrainedLog
 from headrace.v1 import sync_pb2 as pb
-from headrace_trainer.checkpoint import Checkpoints
-from headrace_trainer.progress import Progress, progress_of
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.run_log import RunLog
+from headrace_trainer.checkpoints.checkpoint import Checkpoints
+from headrace_trainer.checkpoints.progress import Progress, progress_of
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.records.run_log import RunLog
 from tests.unit.learners import config, training
 from tests.unit.test_config import GOOD
 

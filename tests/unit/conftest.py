@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from headrace.runner import processes
+from headrace.local import processes
+from headrace.local.valkey_server import start_valkey
 from headrace.service.guardian import marked
-from headrace.valkey_server import start_valkey
 from tests.unit.cli_desk import Desk, wait_until
 from tests.unit.supervised import Bench
 
 if TYPE_CHECKING:
-    from headrace.wire import Sample
-    from headrace_trainer.ranks import Ranks
+    from headrace.wire.payloads import Sample
+    from headrace_trainer.distributed.ranks import Ranks
 
 
 @pytest.fixture(scope="module")

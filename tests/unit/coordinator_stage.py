@@ -15,12 +15,12 @@ from typing import Any
 
 import grpc
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.ledger.in_memory import InMemoryLedger
 from headrace.ledger.ops import Op
 from headrace.ledger.replies import ExpireReply
 from headrace.v1 import sync_pb2 as pb
-from headrace_coordinator.driver import Driver
+from headrace_coordinator.rounds.driver import Driver
 from headrace_coordinator.servicer import CoordinatorServicer
 from tests.integration.coordinator_peers import HungUp, Member, Peer, Trainer
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
-from headrace.wire import Prompt, encode_prompt
+from headrace.wire.payloads import Prompt, encode_prompt
 
 
 def begin(ledger: SyncLedger) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from headrace.config import RunConfig
-from headrace.wire import Sample
-from headrace_trainer.learner import Learned, Learner
-from headrace_trainer.optimize import Learnable
-from headrace_trainer.ranks import Ranks
+from headrace.config.run import RunConfig
+from headrace.wire.payloads import Sample
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.learning.learner import Learned, Learner
+from headrace_trainer.model.optimize import Learnable
 from tests.unit import test_gradient_equivalence as equivalence
 
 

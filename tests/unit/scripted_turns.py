@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.environments import Done, Environment, Episode, Observation, Outcome, State, Task, Turn
 from headrace.environments.host import EnvironmentHost
-from headrace.wire import FinishReason, Int32Array, Prompt, Segment, Trajectory, extend
-from headrace_rollouter.environment_turns import EnvironmentTurns
-from headrace_rollouter.serving import Serving
-from headrace_rollouter.trajectories import Trajectories
+from headrace.wire.payloads import FinishReason, Int32Array, Prompt, Segment, Trajectory, extend
+from headrace_rollouter.generation.environment_turns import EnvironmentTurns
+from headrace_rollouter.generation.trajectories import Trajectories
+from headrace_rollouter.inference.serving import Serving
 
 EOS = 2
 LIMIT = 40

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     precondition,
 )
 
-from headrace_coordinator.session import (
+from headrace_coordinator.rounds.session import (
     TRAINER,
     Action,
     Commit,

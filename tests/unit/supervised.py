@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.runner.processes import Completed, Failed, Service, State, Supervisor, command
+from headrace.local.processes import Completed, Failed, Service, State, Supervisor, command
 from tests.waiting import until
 
 DEADLINE_S = 20.0

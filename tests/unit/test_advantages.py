@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, estimate
-from headrace.wire import FinishReason, Sample, Segment
-from headrace_trainer.advantages import fill_advantages, with_advantages
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.rows import make_rows
+from headrace.wire.payloads import FinishReason, Sample, Segment
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.learning.advantages import fill_advantages, with_advantages
+from headrace_trainer.model.rows import make_rows
 from tests.unit.learners import NEEDS, config, learn, with_baseline
 
 

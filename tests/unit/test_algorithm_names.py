@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from headrace.algorithms import rejection
-from headrace.algorithms.checks import AlgorithmError, load_algorithms, load_estimator
 from headrace.algorithms.policy_loss import PolicyLossSettings
 from headrace.algorithms.registries import (
     ADVANTAGE_ESTIMATORS,
@@ -23,11 +22,12 @@ from headrace.algorithms.registries import (
     POLICY_LOSSES,
     REJECTION_CRITERIA,
 )
-from headrace.config import RunConfig
-from headrace.memory import largest_sample_bytes
+from headrace.config.algorithm_checks import AlgorithmError, load_algorithms, load_estimator
+from headrace.config.redis_memory import largest_sample_bytes
+from headrace.config.run import RunConfig
+from headrace.local.plugin_probe import problems
 from headrace.plugins.registry import Registry
-from headrace.runner.plugin_probe import problems
-from headrace.sample_checks import SampleReader
+from headrace.wire.sample_checks import SampleReader
 
 NOT_NUMBERS = {"clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "sequence_ratio", "behaviour_filter",
                "rollout_correction", "extra"}  # fmt: skip
@@ -47,7 +47,9 @@ def test_every_registered_name_can_be_used() -> None:
 
 def test_names_and_needs_are_known_without_torch() -> None:
     """The queue service and the coordinator have none."""
-    told = "import sys, headrace.config, headrace.algorithms.checks; sys.exit('torch' in sys.modules)"
+    told = (
+        "import sys, headrace.config.run, headrace.config.algorithm_checks; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from headrace.config import RunConfig
-from headrace.runner import assets
+from headrace.config.run import RunConfig
+from headrace.local import assets
 
 
 def config(**sections: object) -> RunConfig:

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from headrace.ledger.client import SyncLedger
-from headrace.run_audit import audit_run
-from headrace_trainer.ranks import Ranks
+from headrace.records.audit import audit_run
+from headrace_trainer.distributed.ranks import Ranks
 from tests.unit.audited_run import NAME, SmallRun, story
 
 

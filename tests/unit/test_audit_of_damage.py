@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import redis
 
-from headrace.checkpoints import complete_checkpoints
 from headrace.cli.audit import audit
 from headrace.ledger import keys, ops
+from headrace.records.checkpoints import complete_checkpoints
 from headrace.records.layout import RunLayout
-from headrace.row_file import read_lines
-from headrace.trained_log import TrainedPath, follow
-from headrace_trainer.ranks import Ranks
+from headrace.records.row_file import read_lines
+from headrace.records.trained_log import TrainedPath, follow
+from headrace_trainer.distributed.ranks import Ranks
 from tests.unit.audited_run import NAME, Killed, Picture, SmallRun, dumped, restore, story
 
 TRIES = 60 if os.environ.get("HEADRACE_HYPOTHESIS") == "thorough" else 3

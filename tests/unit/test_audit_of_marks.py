@@ -10,10 +10,10 @@ import redis
 
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.marks import Marks
-from headrace.ledger_record import LedgerRecord
+from headrace.ledger.record import LedgerRecord
+from headrace.local.valkey_server import start_valkey
+from headrace.records.audit import audit_run
 from headrace.records.layout import RunLayout
-from headrace.run_audit import audit_run
-from headrace.valkey_server import start_valkey
 from tests.unit import four_samples
 
 

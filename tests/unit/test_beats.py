@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import redis
 
+from headrace.connections.redis_client import connect
 from headrace.ledger import SyncLedger, ops
 from headrace.ledger.client import LedgerUnavailable, LoginRefused
-from headrace.redis_connect import connect
+from headrace.local.valkey_server import ValkeyServer, start_valkey
 from headrace.v1 import sync_pb2 as pb
-from headrace.valkey_server import ValkeyServer, start_valkey
-from headrace_rollouter.beats import Beats
-from headrace_rollouter.engine import EngineFailed
-from headrace_rollouter.member import Expelled, Member
+from headrace_rollouter.inference.engine import EngineFailed
+from headrace_rollouter.membership.beats import Beats
+from headrace_rollouter.membership.member import Expelled, Member
 
 OWNER = "rollouter-0-1"
 
@@ -189,7 +189,7 @@ async def test_one_that_was_taken_in_again_meanwhile_drops_only_what_it_has_lost
 async def test_a_ledger_that_does_not_answer_costs_no_turn_and_no_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headrace_rollouter.member._ASK_S", 0.05)
+    monkeypatch.setattr("headrace_rollouter.membership.member._ASK_S", 0.05)
     engine, worker = Engine(), Worker()
 
     class Silent:

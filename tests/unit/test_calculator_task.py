@@ -137,8 +137,8 @@ def test_reward(last: str, reason: str, score: float) -> None:
 
 
 def test_the_configuration_names_it(tmp_path: Path) -> None:
-    from headrace.config_load import load
-    from headrace.runner import preflight
+    from headrace.config.loading import load
+    from headrace.local import preflight
 
     config = load(Path(__file__).resolve().parents[2] / "configs" / "calculator.yaml")
     assert list(preflight._demo_names(config)) == []

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from headrace.config import RunConfig
-from headrace.memory import largest_sample_bytes, needed_bytes
+from headrace.config.redis_memory import largest_sample_bytes, needed_bytes
+from headrace.config.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 MEBI = 2**20

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from headrace import tls
-from headrace.net import free_port
+from headrace.connections import tls
+from headrace.connections.net import free_port
 
 DEADLINE_S = 10.0
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import wire
+from headrace.wire import payloads
 from tests.chaos import membership
 from tests.chaos.kinds import FAULTS, KINDS, LONG, rng_of
 from tests.chaos.membership import Measured, Size, growth
@@ -69,29 +69,29 @@ def test_a_run_that_is_over_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         membership.fifty_changes(over, random.Random(0))
 
 
-def sample() -> wire.Sample:
-    prompt = wire.Prompt("0000000001", 1, 0, 1, np.array([3, 4, 5], np.int32), "d", "g")
-    trajectory = wire.Trajectory(
+def sample() -> payloads.Sample:
+    prompt = payloads.Prompt("0000000001", 1, 0, 1, np.array([3, 4, 5], np.int32), "d", "g")
+    trajectory = payloads.Trajectory(
         np.array([3, 4, 5, 6], np.int32),
         np.array([-0.1, -0.2, 0.0, -3.0], np.float32),
         np.ones(4, np.uint8),
-        [wire.Segment(0, 0, 2), wire.Segment(1, 2, 4)],
+        [payloads.Segment(0, 0, 2), payloads.Segment(1, 2, 4)],
         1.0,
-        wire.FinishReason.STOP,
+        payloads.FinishReason.STOP,
     )
-    return wire.Sample(prompt, [trajectory, trajectory], "o", 1)
+    return payloads.Sample(prompt, [trajectory, trajectory], "o", 1)
 
 
 @pytest.mark.parametrize("where", WHERE)
 def test_a_flipped_payload_breaks_the_rule_that_it_names(where: str) -> None:
-    raw = wire.encode_sample(sample())
+    raw = payloads.encode_sample(sample())
     for seed in range(50):
         changed = flip(raw, where, random.Random(seed))
         assert changed != raw
         assert changed == flip(raw, where, random.Random(seed))
         try:
-            found = wire.decode_sample(changed)
-        except wire.WireError:
+            found = payloads.decode_sample(changed)
+        except payloads.WireError:
             continue
         ids = np.concatenate([t.token_ids for t in found.trajectories])
         newest = max(s.version for t in found.trajectories for s in t.segments)

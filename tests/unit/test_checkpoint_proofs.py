@@ -19,9 +19,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from headrace import config_load
-from headrace.checkpoints import CHECKPOINT_MANIFEST as MANIFEST
-from headrace.checkpoints import (
+from headrace.cli.export import export
+from headrace.cli.run import run
+from headrace.config import loading
+from headrace.config.loading import ConfigError
+from headrace.records.checkpoints import CHECKPOINT_MANIFEST as MANIFEST
+from headrace.records.checkpoints import (
     CheckpointError,
     Manifest,
     PickledCheckpoint,
@@ -31,16 +34,13 @@ from headrace.checkpoints import (
     read_manifest,
     write_manifest,
 )
-from headrace.cli.export import export
-from headrace.cli.run import run
-from headrace.config_load import ConfigError
-from headrace.trained_log import TrainedLog
-from headrace_trainer import export as trainer_export
-from headrace_trainer.checkpoint import Checkpoints, SaveFailed, trained_rows
-from headrace_trainer.progress import Progress
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.resume import chosen, run_id
-from headrace_trainer.shards import Shard, file_name, flattened, with_scalars
+from headrace.records.trained_log import TrainedLog
+from headrace_trainer.checkpoints import export as trainer_export
+from headrace_trainer.checkpoints.checkpoint import Checkpoints, SaveFailed, trained_rows
+from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.resume import chosen, run_id
+from headrace_trainer.checkpoints.shards import Shard, file_name, flattened, with_scalars
+from headrace_trainer.distributed.ranks import Ranks
 from tests.unit.learners import config, training
 
 CONFIG = config(trainer={"max_ckpt_to_keep": 9})
@@ -105,7 +105,7 @@ def world(tmp_path: Path, ranks: Ranks) -> World:
     made = World(root, Checkpoints(root / "checkpoints", CONFIG, {"policy": training(0)}, ranks))
     for step in (1, 2):
         made.checkpoints.save(progress(step))
-    config_load.write(CONFIG, root / "config.yaml")
+    loading.write(CONFIG, root / "config.yaml")
     return made
 
 

@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.checkpoints import CHECKPOINT_MANIFEST as MANIFEST
-from headrace.checkpoints import RESUMED_FROM, CheckpointError, Manifest, complete_checkpoints, read_manifest
-from headrace_trainer import checkpoint
-from headrace_trainer.checkpoint import Checkpoints, SaveFailed
-from headrace_trainer.optimize import Learnable
-from headrace_trainer.progress import Progress
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.resume import adopted, chosen, work_to_keep
+from headrace.records.checkpoints import CHECKPOINT_MANIFEST as MANIFEST
+from headrace.records.checkpoints import (
+    RESUMED_FROM,
+    CheckpointError,
+    Manifest,
+    complete_checkpoints,
+    read_manifest,
+)
+from headrace_trainer.checkpoints import checkpoint
+from headrace_trainer.checkpoints.checkpoint import Checkpoints, SaveFailed
+from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.resume import adopted, chosen, work_to_keep
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.model.optimize import Learnable
 from tests.unit.learners import config, training
 
 KEEPS_TWO = config(trainer={"max_ckpt_to_keep": 2})

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.connections.net import free_port
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import STOPPING_S, LedgerUnavailable, SyncLedger
 from headrace.ledger.replies import ClaimStatus
-from headrace.net import free_port
-from headrace.redis_connect import connect
-from headrace.sample_checks import SampleReader
-from headrace_trainer import batch
-from headrace_trainer.batch import Batches, Stopped
-from headrace_trainer.window_rule import WindowRule
+from headrace.wire.sample_checks import SampleReader
+from headrace_trainer.learning import batch
+from headrace_trainer.learning.batch import Batches, Stopped
+from headrace_trainer.learning.window_rule import WindowRule
 from tests.unit.test_config import GOOD
 
 CONFIG = RunConfig.model_validate(

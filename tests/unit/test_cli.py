@@ -21,8 +21,8 @@ import redis
 
 from headrace.cli.main import parse
 from headrace.ledger import SyncLedger, ops
-from headrace.runner.preflight import external_redis_problems
-from headrace.valkey_server import ValkeyServer, start_valkey
+from headrace.local.preflight import external_redis_problems
+from headrace.local.valkey_server import ValkeyServer, start_valkey
 from tests.unit.cli_desk import DEADLINE_S, Desk, wait_until
 
 

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from headrace.cli.main import parse
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
+from headrace.local.valkey_server import start_valkey
 from headrace.records.json_files import write_json
 from headrace.records.layout import RunLayout
-from headrace.redis_connect import connect
-from headrace.valkey_server import start_valkey
 from tests.unit import four_samples
 from tests.unit.test_config import GOOD
 

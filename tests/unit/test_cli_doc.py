@@ -14,9 +14,9 @@ import pytest
 from headrace.cli import audit, modes, run, samples, status
 from headrace.cli.completion import SHELLS, script
 from headrace.cli.main import COMMANDS, main, parser
-from headrace.cli_doc import TARGET, render, subcommands
-from headrace.sample_dump import Kept, SampleDump
-from headrace.wire import Sample
+from headrace.records.sample_dump import Kept, SampleDump
+from headrace.reference.cli import TARGET, render, subcommands
+from headrace.wire.payloads import Sample
 from tests.unit.cli_desk import Desk
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.ledger.replies import Stats
 from scripts.kube_tools import ROOT, run_helm
 from tests.cluster import __main__ as program

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.comm import CommunicatorError, connect, nccl_version
-from headrace.comm.store import client_store, serve_store
+from headrace.weights.transports import CommunicatorError, connect, nccl_version
+from headrace.weights.transports.store import client_store, serve_store
 from tests.listeners import answers, listeners, other_addresses
 from tests.unit.children import PATIENCE_S, Children
 
@@ -134,7 +134,7 @@ def test_epochs_do_not_see_each_others_keys() -> None:
 
 
 def test_no_store_is_a_communicator_error() -> None:
-    from headrace.net import free_port
+    from headrace.connections.net import free_port
 
     with pytest.raises(CommunicatorError, match="no weight-group store at"):
         client_store("127.0.0.1", free_port(), 1, 0.5)

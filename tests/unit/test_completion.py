@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from headrace.config_kubernetes import KubernetesConfig
+from headrace.config.kubernetes import KubernetesConfig
 from headrace.ledger.client import LedgerError
 from headrace_coordinator.kube.completion import Completion
 

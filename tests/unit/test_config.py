@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from headrace.config import RunConfig
-from headrace.config_load import load
-from headrace.modes import warnings
-from headrace.staleness import Mode
+from headrace.config.loading import load
+from headrace.config.modes import warnings
+from headrace.config.run import RunConfig
+from headrace.config.staleness import Mode
 
 GOOD: dict[str, Any] = {
     "model": {"path": "m", "max_model_len": 96},

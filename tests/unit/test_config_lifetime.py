@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import pytest
 
-from headrace import config_lifetime, config_load, run_identity, tuning
-from headrace.config import RunConfig
-from headrace.config_base import INITIAL, LIVE, RUN, START, Section
-from headrace.config_doc import render
+from headrace.config import identity, loading, tuning
+from headrace.config import lifetime as config_lifetime
+from headrace.config.base import INITIAL, LIVE, RUN, START, Section
+from headrace.config.run import RunConfig
 from headrace.records.layout import RunLayout
+from headrace.reference.config import render
 from tests.unit.scripted_turns import config
 
 OTHER: dict[str, Any] = {
@@ -83,7 +84,7 @@ def test_two_lifetimes_are_an_error() -> None:
 
 
 def test_every_key_has_one() -> None:
-    assert list(config_lifetime.by_key()) == config_load.known_keys()
+    assert list(config_lifetime.by_key()) == loading.known_keys()
     assert {lifetime.name for lifetime in config_lifetime.by_key().values()} == {
         "run",
         "start",
@@ -97,12 +98,12 @@ def test_a_resume_with_another_value_is_refused_with_both(key: str, tmp_path: Pa
     """By the run's directory, and where the ledger notes the value, by every service too."""
     layout = RunLayout(tmp_path)
     layout.create()
-    config_load.write(config(), layout.requested)
+    loading.write(config(), layout.requested)
     now = changed(**{key: OTHER[key]})
-    was, became = (config_load.value_at(c, key) for c in (config(), now))
+    was, became = (loading.value_at(c, key) for c in (config(), now))
     (line,) = layout.changed_keys(now)
     assert f"{key}: was {was!r} when the run was begun and is {became!r} now" in line
-    lines = run_identity.changes(json.dumps(run_identity.of(config())), now)
+    lines = identity.changes(json.dumps(identity.of(config())), now)
     assert [line.partition(":")[0] for line in lines] == [key] * (key in config_lifetime.in_ledger())
 
 
@@ -113,7 +114,7 @@ def test_what_a_start_reads_cannot_change_while_the_run_is_on() -> None:
         warnings.simplefilter("ignore")
         assert tuple(line.partition(":")[0] for line in tuning.refused(config(), now)) == keys
         assert tuning.changed(config(), now) == []
-    assert run_identity.changes(json.dumps(run_identity.of(config())), now) == []
+    assert identity.changes(json.dumps(identity.of(config())), now) == []
 
 
 def test_the_number_of_rollouters_is_neither_refused_nor_followed() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import config_load
-from headrace.config_load import ConfigError, load
+from headrace.config import loading
+from headrace.config.loading import ConfigError, load
 
 GOOD: dict[str, Any] = {
     "name": "demo",
@@ -119,7 +119,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
 def test_a_password_is_never_shown(tmp_path: Path) -> None:
     assert "secret" not in "\n".join(errors(put(tmp_path, GOOD), "redis.url=http://:secret@host"))
     config = load(put(tmp_path, GOOD), ["redis.url=redis://:secret@host/0"])
-    config_load.write(config, tmp_path / "config.yaml")
+    loading.write(config, tmp_path / "config.yaml")
     assert "secret" not in (tmp_path / "config.yaml").read_text()
 
 
@@ -153,14 +153,14 @@ def test_a_bad_override(tmp_path: Path, text: str) -> None:
 
 def test_written_and_read_again_it_is_the_same(tmp_path: Path) -> None:
     config = load(put(tmp_path, GOOD), ["seed=7"])
-    config_load.write(config, tmp_path / "config.yaml")
+    loading.write(config, tmp_path / "config.yaml")
     assert load(tmp_path / "config.yaml") == config
 
 
 def test_every_key_is_known_by_its_own_name() -> None:
-    keys = config_load.known_keys()
+    keys = loading.known_keys()
     assert "rollout.engine.max_num_seqs" in keys
-    assert all(config_load.nearest(key) in keys for key in keys)
+    assert all(loading.nearest(key) in keys for key in keys)
 
 
 def test_a_further_file_changes_the_keys_in_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from headrace.monitoring import RULES
 from headrace.monitoring.rows_balance import _WHAT_TO_DO
-from headrace.recommendation import Reading, wanted
+from headrace.service.recommendation import Reading, wanted
 from tests import monitoring
 from tests.monitoring import promtool
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import config_load
 from headrace.cli import convert_config
 from headrace.cli.main import main
-from headrace.config import RunConfig
+from headrace.config import loading
+from headrace.config.run import RunConfig
 from headrace.data.dataset import prepare
 from headrace.data.problems import DataError
 from headrace_queue import startup
@@ -82,7 +82,7 @@ def file(tmp_path: Path, model: Path) -> Path:
 
 
 def load(file: Path, *overrides: str) -> RunConfig:
-    return config_load.load(file, overrides)
+    return loading.load(file, overrides)
 
 
 def text(config: RunConfig, ids: Any) -> str:
@@ -220,7 +220,7 @@ def test_conversion_prints_or_writes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 0
     assert out.read_text() == printed
     assert said == err
-    config = config_load.load(out, ["custom_reward_function={path: headrace.demo.reward}"])
+    config = loading.load(out, ["custom_reward_function={path: headrace.demo.reward}"])
     assert (config.rollout.replicas, config.rule.window, config.trainer.device) == (4, 4 * 4 * 32, "cuda")
     code, _, err = headrace(capsys, "convert-config", source, "--out", str(out))
     assert (code, err) == (2, f"{out}: exists already; give another name to --out, or remove it\n")

@@ -19,25 +19,27 @@ import pytest
 import redis
 import torch
 
-from headrace import config_load, disk, valkey_server
-from headrace.checkpoints import complete_checkpoints
-from headrace.config import RunConfig
-from headrace.endings import EX_CONFIG, EX_FAILED
+from headrace.config import loading
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import connect
 from headrace.ledger import LedgerUnavailable, SyncLedger, audit, ops
+from headrace.local import valkey_server
+from headrace.local.processes import Failed, Service
+from headrace.local.valkey_server import start_valkey
+from headrace.records.checkpoints import complete_checkpoints
 from headrace.records.json_files import read_json, read_rows, write_json
-from headrace.redis_connect import connect
-from headrace.row_file import RowFile
-from headrace.runner.processes import Failed, Service
-from headrace.sample_dump import DIRECTORY, SampleDump
-from headrace.valkey_server import start_valkey
-from headrace.wire import Sample
+from headrace.records.row_file import RowFile
+from headrace.records.sample_dump import DIRECTORY, SampleDump
+from headrace.system import disk
+from headrace.system.endings import EX_CONFIG, EX_FAILED
+from headrace.wire.payloads import Sample
 from headrace_queue.loops import is_outage
 from headrace_queue.validation import _replace
-from headrace_trainer.checkpoint import Checkpoints, SaveFailed
-from headrace_trainer.policy import export_model
-from headrace_trainer.progress import Progress
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.run_log import RunLog
+from headrace_trainer.checkpoints.checkpoint import Checkpoints, SaveFailed
+from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.model.policy import export_model
+from headrace_trainer.records.run_log import RunLog
 from headrace_trainer.worker import exit_code
 from tests.unit.learners import config, training
 from tests.unit.supervised import Bench, all_ready, wait_until
@@ -150,7 +152,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, dict[str,
     model.save_pretrained(path)
     words = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a").save_pretrained(path)
-    config = config_load.load(Path("configs/demo.yaml"), [f"model.path={path}"])
+    config = loading.load(Path("configs/demo.yaml"), [f"model.path={path}"])
     return config, dict(model.state_dict())
 
 
@@ -181,7 +183,10 @@ def test_files_that_are_replaced_stay_what_they_were(tmp_path: Path) -> None:
 
 
 def test_an_exit_code_is_kept_where_the_log_has_no_room(tmp_path: Path) -> None:
-    code = f"import sys; from headrace.endings import say_why; say_why('queue', 'why'); sys.exit({EX_CONFIG})"
+    code = (
+        "import sys; from headrace.system.endings import say_why; "
+        f"say_why('queue', 'why'); sys.exit({EX_CONFIG})"
+    )
     with open("/dev/full", "w") as full:
         env = {**os.environ, "HEADRACE_REASON_FILE": str(tmp_path / "reason")}
         ended = subprocess.run([sys.executable, "-c", code], stderr=full, env=env, timeout=60, check=False)

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import metrics_doc, verl_doc
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
 from headrace.algorithms.policy_loss import POLICY_LOSSES
 from headrace.cli.main import parse
-from headrace.config import RunConfig
-from headrace.config_doc import TARGET, render
+from headrace.config.run import RunConfig
+from headrace.reference import metrics, verl
+from headrace.reference.config import TARGET, render
 from tests import docs_commands
 from tests.docs_commands import PAGES, ROOT
 
@@ -107,12 +107,12 @@ def test_configuration_page_is_current() -> None:
 
 
 def test_page_for_users_of_verl_is_current() -> None:
-    page = verl_doc.TARGET.read_text()
-    assert page == verl_doc.render(page), "run `make docs`"
+    page = verl.TARGET.read_text()
+    assert page == verl.render(page), "run `make docs`"
 
 
 def test_metrics_page_is_current() -> None:
-    assert metrics_doc.TARGET.read_text() == metrics_doc.render(), "run `make docs`"
+    assert metrics.TARGET.read_text() == metrics.render(), "run `make docs`"
 
 
 def test_every_key_says_what_it_means() -> None:

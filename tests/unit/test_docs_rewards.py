@@ -11,9 +11,9 @@ from typing import Any
 
 import uvicorn
 
-from headrace.reward.pool import FunctionPool
-from headrace.reward.remote import HttpReward
-from headrace.reward.source import Judged, Response
+from headrace.rewards.pool import FunctionPool
+from headrace.rewards.remote import HttpReward
+from headrace.rewards.source import Judged, Response
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from headrace.checkpoints import CheckpointError
 from headrace.cli import main as cli
-from headrace.comm import CommunicatorError
-from headrace.config_load import ConfigError
-from headrace.endings import EX_BEYOND_REPAIR, FINAL, REASON_FILE, say_why
+from headrace.config.loading import ConfigError
 from headrace.ledger.client import AdoptError, LedgerUnavailable, LedgerWentBack, LoginRefused
-from headrace_rollouter.engine import EngineFailed
-from headrace_rollouter.failures import Failures
-from headrace_trainer import verdict
-from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded, refused
-from headrace_trainer.checkpoint import SaveFailed
+from headrace.records.checkpoints import CheckpointError
+from headrace.system.endings import EX_BEYOND_REPAIR, FINAL, REASON_FILE, say_why
+from headrace.weights.transports import CommunicatorError
+from headrace_rollouter.generation.failures import Failures
+from headrace_rollouter.inference.engine import EngineFailed
+from headrace_trainer.checkpoints.checkpoint import SaveFailed
+from headrace_trainer.launch import verdict
+from headrace_trainer.launch.verdict import Verdict
+from headrace_trainer.learning.batch import ClaimFailed, RefillExhausted, Superseded, refused
 from headrace_trainer.loop import NotFinite, NothingTrained
-from headrace_trainer.sync_client import SyncFailed
-from headrace_trainer.verdict import Verdict
+from headrace_trainer.sync.sync_client import SyncFailed
 from headrace_trainer.worker import exit_code
 from tests.unit.test_environment_work import Broken, Engine, Ledger, worker
 
@@ -51,7 +51,7 @@ def test_a_kubelets_file_is_written_where_there_is_one(
 ) -> None:
     monkeypatch.delenv(REASON_FILE, raising=False)
     file = tmp_path / "termination-log"
-    monkeypatch.setattr("headrace.endings._TERMINATION_LOG", str(file))
+    monkeypatch.setattr("headrace.system.endings._TERMINATION_LOG", str(file))
     say_why("queue", "first")
     assert not file.exists(), "none is made where no kubelet looks"
     file.touch()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.v1 import sync_pb2 as pb
-from headrace_rollouter.engine import Engine, EngineFailed, NotPaused
+from headrace_rollouter.inference.engine import Engine, EngineFailed, NotPaused
 
 
 def engine_of(core: Any) -> Engine:

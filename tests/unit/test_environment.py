@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace import environment
-from headrace.config_load import ConfigError
-from headrace.environment import NoToken, bearer, redis_url, token, token_matches, token_to_listen
+from headrace.config.loading import ConfigError
+from headrace.connections import variables
+from headrace.connections.variables import NoToken, bearer, redis_url, token, token_matches, token_to_listen
 
 
 def sent(secret: str) -> str | None:
@@ -73,20 +73,20 @@ def test_a_secret_comes_from_a_file_too(tmp_path: Path, monkeypatch: pytest.Monk
     file.write_text(" from the file\n")
     monkeypatch.delenv("HEADRACE_TOKEN", raising=False)
     monkeypatch.setenv("HEADRACE_TOKEN_FILE", str(file))
-    assert environment.token() == "from the file"
+    assert variables.token() == "from the file"
     monkeypatch.setenv("HEADRACE_TOKEN", "from the variable")
-    assert environment.token() == "from the variable"
+    assert variables.token() == "from the variable"
     monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://ours:6379/0")
     (tmp_path / "password").write_text("p@s/s\n")  # every byte counts
     monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
     monkeypatch.delenv("HEADRACE_REDIS_PASSWORD", raising=False)
-    assert environment.redis_url() == "redis://:p%40s%2Fs%0A@ours:6379/0"
-    secret = {*environment.SECRET_FILES, *environment.SECRET_FILES.values()}
-    assert not secret & environment.without_secrets().keys()
+    assert variables.redis_url() == "redis://:p%40s%2Fs%0A@ours:6379/0"
+    secret = {*variables.SECRET_FILES, *variables.SECRET_FILES.values()}
+    assert not secret & variables.without_secrets().keys()
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADRACE_TOKEN", raising=False)
     monkeypatch.setenv("HEADRACE_TOKEN_FILE", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"HEADRACE_TOKEN_FILE: .*nowhere cannot be read: "):
-        environment.token()
+        variables.token()

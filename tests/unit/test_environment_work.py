@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.environments import Done, Environment, Episode, Observation, Outcome, Task, Turn
 from headrace.environments.host import EnvironmentHost
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
-from headrace.sample_checks import SampleReader
 from headrace.v1 import sample_pb2 as pb
-from headrace.wire import FinishReason, Prompt, Sample, decode_parked, decode_sample, encode_prompt
-from headrace_rollouter.engine import EngineFailed
-from headrace_rollouter.environment_turns import EnvironmentTurns
-from headrace_rollouter.work import Worker
+from headrace.wire.payloads import FinishReason, Prompt, Sample, decode_parked, decode_sample, encode_prompt
+from headrace.wire.sample_checks import SampleReader
+from headrace_rollouter.generation.environment_turns import EnvironmentTurns
+from headrace_rollouter.generation.work import Worker
+from headrace_rollouter.inference.engine import EngineFailed
 from tests.in_process_reward import in_process
 from tests.unit.scripted_turns import PROMPT, VOCABULARY, Counting, ScriptedEngine, config, decode, encode
 
@@ -210,7 +210,7 @@ async def test_what_cannot_be_encoded_fails_the_sample_alone(monkeypatch: pytest
     def refuse(sample: Sample) -> bytes:
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 
-    monkeypatch.setattr("headrace_rollouter.samples.encode_sample", refuse)
+    monkeypatch.setattr("headrace_rollouter.generation.samples.encode_sample", refuse)
     ledger = Ledger()
     await until_asked(worker(ledger, Counting()), ledger, "finish", "fail")
     assert ledger.asked["fail"][3] == "reward_error"

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from headrace.config_env import EnvironmentConfig
+from headrace.config.environment import EnvironmentConfig
 from headrace.environments import Done, Environment, Episode, Observation, Outcome, Passage, State, Task, Turn
 from headrace.environments.calculator import Calculator, calculate
 from headrace.environments.host import MAX_STATE_BYTES, EnvironmentHost
 from headrace.environments.loading import EnvironmentFailed, load_environment
-from headrace.runner.environment_probe import problems
+from headrace.local.environment_probe import problems
 from tests.unit.scripted_turns import config
 
 TASK = Task("0000000001", "6*7", "source", "42", {}, 1)

@@ -16,25 +16,25 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from headrace.algorithms.checks import load_algorithms
 from headrace.algorithms.estimator import AdvantageInput, estimate
 from headrace.algorithms.policy_loss import PolicyLossInput, PolicyLossSettings, policy_loss
-from headrace.comm import connect
-from headrace.comm.store import serve_store
-from headrace.config import RunConfig
-from headrace.config_algorithm import OptimConfig
-from headrace.config_env import EnvironmentConfig
+from headrace.config.algorithm import OptimConfig
+from headrace.config.algorithm_checks import load_algorithms
+from headrace.config.environment import EnvironmentConfig
+from headrace.config.run import RunConfig
 from headrace.data.rows import DataError, load_rows
-from headrace.engines import ENGINES
 from headrace.environments import Done, Observation, Task, Turn
 from headrace.environments.loading import load_environment
-from headrace.reward import build_scorer
-from headrace.runner import plugin_probe, trackers
-from headrace.wire import FinishReason, Trajectory
-from headrace_rollouter.engine import Engine
+from headrace.local import plugin_probe, trackers
+from headrace.plugins.engines import ENGINES
+from headrace.rewards import build_scorer
+from headrace.weights.transports import connect
+from headrace.weights.transports.store import serve_store
+from headrace.wire.payloads import FinishReason, Trajectory
+from headrace_rollouter.inference.engine import Engine
 from headrace_rollouter.service import start_engine
-from headrace_trainer.optimize import learnable
-from headrace_trainer.trackers import Tracking
+from headrace_trainer.model.optimize import learnable
+from headrace_trainer.records.trackers import Tracking
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "tests" / "plugins"

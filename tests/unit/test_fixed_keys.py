@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import config_load
-from headrace.config import RunConfig
+from headrace.config import loading
+from headrace.config.run import RunConfig
 from headrace.records.layout import RunLayout
 from tests.unit.scripted_turns import config
 
@@ -17,7 +17,7 @@ from tests.unit.scripted_turns import config
 def begun(root: Path, **environment: Any) -> RunLayout:
     layout = RunLayout(root)
     layout.create()
-    config_load.write(config(**environment), layout.requested)
+    loading.write(config(**environment), layout.requested)
     return layout
 
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.connections.net import free_port
 from headrace.models.packed_model import install
-from headrace.net import free_port
-from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
-from headrace_trainer.optimize import Learnable
+from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory
+from headrace_trainer.model.optimize import Learnable
 from tests.unit.test_weights import Children
 
 RTOL = 1e-9
@@ -168,9 +168,9 @@ def _rank(rank: int, pipe: Connection, port: int, world: int, work: list[tuple[s
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from headrace_trainer.advantages import with_advantages
-    from headrace_trainer.ranks import Ranks
-    from headrace_trainer.update import Updater, UpdateSums
+    from headrace_trainer.distributed.ranks import Ranks
+    from headrace_trainer.learning.advantages import with_advantages
+    from headrace_trainer.learning.update import Updater, UpdateSums
 
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world),

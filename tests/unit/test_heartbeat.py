@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import RunConfig
-from headrace.net import free_port
-from headrace_trainer import checkpoint, heartbeat, rounds
-from headrace_trainer.checkpoint import Checkpoints
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.rounds import Rounds
-from headrace_trainer.sync_client import SyncClient, SyncFailed
+from headrace.config.run import RunConfig
+from headrace.connections.net import free_port
+from headrace_trainer.checkpoints import checkpoint
+from headrace_trainer.checkpoints.checkpoint import Checkpoints
+from headrace_trainer.distributed import heartbeat
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.sync import rounds
+from headrace_trainer.sync.rounds import Rounds
+from headrace_trainer.sync.sync_client import SyncClient, SyncFailed
 from tests.unit.learners import config
 from tests.unit.test_config import GOOD
 from tests.waiting import until
@@ -35,7 +37,14 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 def probe(directory: Path, limit_s: float = 60.0) -> tuple[int, str]:
     """Exit code and message of the program."""
     done = subprocess.run(
-        [sys.executable, "-m", "headrace_trainer.heartbeat", directory, "--stale-seconds", str(limit_s)],
+        [
+            sys.executable,
+            "-m",
+            "headrace_trainer.distributed.heartbeat",
+            directory,
+            "--stale-seconds",
+            str(limit_s),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -111,7 +120,7 @@ def test_a_disk_that_cannot_be_written_ends_nothing(directory: Path) -> None:
 def test_the_probe_imports_nothing_heavy() -> None:
     """It starts twice a minute beside the training."""
     listed = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "headrace_trainer.heartbeat", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "headrace_trainer.distributed.heartbeat", "--help"],
         capture_output=True,
         text=True,
         check=True,

@@ -13,17 +13,17 @@ import pytest
 import yaml
 
 from headrace.cli.main import parse
-from headrace.config import RunConfig
-from headrace.config_load import load
+from headrace.config.loading import load
+from headrace.config.redis_url import parse as parse_url
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.local.valkey_server import start_valkey
 from headrace.records.layout import RunLayout, leave_config
-from headrace.redis_connect import connect
-from headrace.redis_url import parse as parse_url
-from headrace.sample_dump import SampleDump
-from headrace.trained_log import TrainedLog
-from headrace.valkey_server import start_valkey
-from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
+from headrace.records.sample_dump import SampleDump
+from headrace.records.trained_log import TrainedLog
+from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory
 from tests.unit import four_samples
 from tests.unit.test_config import GOOD
 from tests.waiting import until

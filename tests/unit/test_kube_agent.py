@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.ledger.client import LedgerError
 from headrace_coordinator.kube.agent import Agent
 from headrace_coordinator.kube.api import DELETION_COST, ClusterError, Expired, Pod, to_pod
-from headrace_coordinator.notices import Notices
+from headrace_coordinator.rounds.notices import Notices
 from tests.unit.test_config import GOOD
 
 CONFIG = RunConfig.model_validate(

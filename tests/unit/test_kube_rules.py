@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_coordinator.kube.rules import LARGEST_COST, Aggregator, costs_to_set, deletion_cost
-from headrace_coordinator.roster import replica_of
+from headrace_coordinator.rounds.roster import replica_of
 
 tokens = st.integers(0, 2**40)
 

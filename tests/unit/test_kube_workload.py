@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kubernetes.config import kube_config
 
-from headrace.config_kubernetes import KubernetesConfig
+from headrace.config.kubernetes import KubernetesConfig
 from headrace_coordinator.kube.api import Cluster, ClusterError
 from tests.kube_api import NAMESPACE, KubeApi
 

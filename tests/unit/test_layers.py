@@ -41,6 +41,6 @@ def test_services_import_neither_the_runner_nor_each_other() -> None:
         f"{where} imports {module}"
         for name, folder in SERVICES.items()
         for where, module in imported(folder)
-        if module.startswith("headrace.runner.") or module.split(".")[0] in SERVICES.keys() - {name}
+        if module.startswith("headrace.local.") or module.split(".")[0] in SERVICES.keys() - {name}
     ]
     assert found == []

@@ -13,15 +13,15 @@ import torch
 
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
 from headrace.algorithms.policy_loss import POLICY_LOSSES
-from headrace.wire import Sample
-from headrace_trainer.advantages import with_advantages
-from headrace_trainer.checkpoint import Checkpoints
-from headrace_trainer.learner import Learned, Learner
-from headrace_trainer.optimize import learnable
-from headrace_trainer.progress import Progress
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.rows import make_rows
-from headrace_trainer.update import Updater, UpdateSums
+from headrace.wire.payloads import Sample
+from headrace_trainer.checkpoints.checkpoint import Checkpoints
+from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.learning.advantages import with_advantages
+from headrace_trainer.learning.learner import Learned, Learner
+from headrace_trainer.learning.update import Updater, UpdateSums
+from headrace_trainer.model.optimize import learnable
+from headrace_trainer.model.rows import make_rows
 from tests.integration import tiny_models
 from tests.unit import test_gradient_equivalence as equivalence
 from tests.unit.learners import config, learn, parameters, with_model, with_reward

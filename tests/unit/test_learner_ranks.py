@@ -14,11 +14,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from headrace.config import RunConfig
-from headrace.net import free_port
-from headrace.wire import Sample
-from headrace_trainer.optimize import Learnable
-from headrace_trainer.ranks import Ranks
+from headrace.config.run import RunConfig
+from headrace.connections.net import free_port
+from headrace.wire.payloads import Sample
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.model.optimize import Learnable
 from tests.unit import test_gradient_equivalence as equivalence
 from tests.unit.test_weights import Children
 
@@ -56,9 +56,9 @@ def _rank(
 ) -> None:
     """`shares`: per rank the samples of two updates, `!` behind one whose tokens are broken. Two ranks save a
     checkpoint in `folder` in the end; a single one loads that. They answer with the state that is in it."""
-    from headrace_trainer.checkpoint import Checkpoints
-    from headrace_trainer.learner import Learner
-    from headrace_trainer.progress import Progress
+    from headrace_trainer.checkpoints.checkpoint import Checkpoints
+    from headrace_trainer.checkpoints.progress import Progress
+    from headrace_trainer.learning.learner import Learner
 
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world),
@@ -104,7 +104,7 @@ def odd_ones(ranks: Ranks, folder: Path) -> tuple[list[str], bool]:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    from headrace_trainer import shards
+    from headrace_trainer.checkpoints import shards
 
     mesh = DeviceMesh("cpu", [0, 1])
     tensors = odd_tensors()
@@ -174,7 +174,7 @@ def found(saved: Any) -> tuple[list[list[Answer]], list[list[Answer]]]:
 
 def test_a_mini_batch_of_which_nothing_is_left_is_no_step(model_dir: str) -> None:
     """Neither the schedule nor the clock of optimizer steps may count it as taken."""
-    from headrace_trainer.learner import Learner
+    from headrace_trainer.learning.learner import Learner
     from tests.single_rank import single_rank
 
     every = {s.prompt.sample_id: s for s in equivalence.samples("llama")}
@@ -225,7 +225,7 @@ def test_each_rank_writes_and_reads_what_is_its_own(saved: Any) -> None:
     """Two write and read in other parts; one without a process group reads it whole."""
     import torch
 
-    from headrace_trainer.shards import Reader
+    from headrace_trainer.checkpoints.shards import Reader
 
     (_, ((_, first), (_, second))), _, folder = saved
     assert first == (["plain", "replicated", "short", "uneven"], True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
-from headrace.config_algorithm import OptimConfig
-from headrace_trainer.optimize import learnable, rate_factor
+from headrace.config.algorithm import OptimConfig
+from headrace_trainer.model.optimize import learnable, rate_factor
 
 SHAPES = ("constant", "linear", "cosine")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError
+from headrace.config.loading import ConfigError
+from headrace.config.run import RunConfig
 from headrace.ledger import LedgerError, LedgerWentBack, SyncLedger, keys, ops
 from headrace.ledger.marks import Marks
-from headrace.ledger_record import FILE, LedgerRecord
-from headrace.runner import ledger_claim
-from headrace.valkey_server import ValkeyServer, start_valkey
+from headrace.ledger.record import FILE, LedgerRecord
+from headrace.local import ledger_claim
+from headrace.local.valkey_server import ValkeyServer, start_valkey
 from tests.unit.scripted_turns import config
 
 NOBODY = Marks()

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from headrace import config_load, demo
-from headrace.config import RunConfig
+from headrace import demo
+from headrace.config import loading
+from headrace.config.run import RunConfig
 from headrace.demo import long_tail as task
 from headrace.demo import spell_backward, warmup
 from headrace.demo.long_tail import LONG_TAIL
 from headrace.demo.reward import compute_score
 from headrace.demo.warmup import SPELL_BACKWARD, DemoAssets, Recipe, Task, is_cached, prepare
-from headrace.runner import assets as runner_assets
-from headrace.runner import preflight
+from headrace.local import assets as runner_assets
+from headrace.local import preflight
 
 CONFIG = Path(__file__).parents[2] / "configs" / "long_tail.yaml"
 SHORT = Recipe(steps=3, batch_size=8, max_new_tokens=8)
@@ -40,7 +41,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def configuration(*overrides: str) -> RunConfig:
-    return config_load.load(CONFIG, overrides)
+    return loading.load(CONFIG, overrides)
 
 
 # Questions

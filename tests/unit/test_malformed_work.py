@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.wire import FinishReason, Prompt, Segment, Trajectory, encode_parked
+from headrace.wire.payloads import FinishReason, Prompt, Segment, Trajectory, encode_parked
 from tests.unit.scripted_turns import PROMPT, VOCABULARY, Counting, ScriptedEngine
 from tests.unit.test_environment_work import Ledger, until_asked, validated, worker
 

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from headrace.net import free_port
+from headrace.connections.net import free_port
 from headrace.service.metrics_server import serve_metrics
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.config import RunConfig
-from headrace.gpu_arithmetic import Sharing
-from headrace.model_files import eos_token_ids, tensor_shapes, unsupported
-from headrace.model_memory import (
+from headrace.config.gpu_arithmetic import Sharing
+from headrace.config.run import RunConfig
+from headrace.local.forecast import Forecast, Machines, forecast
+from headrace.models.files import eos_token_ids, tensor_shapes, unsupported
+from headrace.models.memory import (
     activation_bytes,
     engine_need,
     head_bytes,
@@ -26,9 +27,8 @@ from headrace.model_memory import (
 )
 from headrace.models.packed_model import install, pack
 from headrace.models.token_scores import Question
-from headrace.runner.forecast import Forecast, Machines, forecast
-from headrace_trainer.ranks import keep_to_share
-from headrace_trainer.sharding import decoder_layers, recompute_in_backward
+from headrace_trainer.distributed.ranks import keep_to_share
+from headrace_trainer.model.sharding import decoder_layers, recompute_in_backward
 from tests.integration import tiny_models
 
 KINDS = ["llama", "llama-tied", "qwen2-tied", "qwen3-tied", "mistral", "gemma2-tied", "phi3", "qwen3-moe"]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config_base import Section
-from headrace.metrics_doc import services
+from headrace.config.base import Section
 from headrace.monitoring import RULES
 from headrace.monitoring.dashboard import TARGET, render
+from headrace.reference.metrics import services
 from tests import monitoring
 from tests.monitoring import alerts, names, panel_expressions, promtool, rules, selectors
 
@@ -187,7 +187,7 @@ def test_documented_alerts_exist() -> None:
 
 def test_descriptions_name_keys_that_exist() -> None:
     """`section.key` in an alert is a key of the configuration."""
-    from headrace.config import RunConfig
+    from headrace.config.run import RunConfig
 
     sections = {
         name: field.annotation.model_fields

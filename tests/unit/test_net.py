@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace import net
+from headrace.connections import net
 
 
 def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:

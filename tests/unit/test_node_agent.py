@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.config import RunConfig
-from headrace.net import free_port
+from headrace.config.run import RunConfig
+from headrace.connections.net import free_port
 from headrace.v1 import sync_pb2 as pb
-from headrace_trainer import launcher, verdict
+from headrace_trainer.launch import launcher, verdict
 from tests.traps import set_traps, sprung
 from tests.unit.test_config import GOOD
 from tests.waiting import until

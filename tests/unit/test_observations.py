@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from headrace.environments import Observation
 from headrace.environments.loading import EnvironmentFailed
-from headrace_rollouter import environment_turns
-from headrace_rollouter.observations import ObservationEncoder
+from headrace_rollouter.generation import environment_turns
+from headrace_rollouter.generation.observations import ObservationEncoder
 from tests.unit.scripted_turns import config
 
 CHATML = (

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from headrace.models.packed_attention import _kernel_takes, packed_attention
 from headrace.models.packed_model import PackedRow, check_reads_packed_rows, install, pack
 from headrace.models.token_scores import Question
-from headrace_trainer.sharding import decoder_layers, recompute_in_backward
+from headrace_trainer.model.sharding import decoder_layers, recompute_in_backward
 from tests.integration.tiny_models import _SMALL
 from tests.unit.largest_tensor import LargestTensor
 

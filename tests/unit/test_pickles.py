@@ -38,12 +38,18 @@ CALLS = {
 ARGUMENTS = {"allow_pickle": True, "weights_only": False, "use_safetensors": False}
 
 ALLOWED = {
-    ("headrace_trainer/checkpoint.py", "torch.distributed.checkpoint"): "state dictionaries, no files",
-    ("headrace_trainer/export.py", "torch.distributed.checkpoint"): "with --trust-pickle alone",
-    ("headrace_trainer/shards.py", "torch.distributed.checkpoint"): "safetensors, without a process group",
+    (
+        "headrace_trainer/checkpoints/checkpoint.py",
+        "torch.distributed.checkpoint",
+    ): "state dictionaries, no files",
+    ("headrace_trainer/checkpoints/export.py", "torch.distributed.checkpoint"): "with --trust-pickle alone",
+    (
+        "headrace_trainer/checkpoints/shards.py",
+        "torch.distributed.checkpoint",
+    ): "safetensors, without a process group",
     ("headrace_rollouter/vllm_plugin.py", "multiprocessing"): "asks for the parent's process id",
     (
-        "headrace_rollouter/engine.py",
+        "headrace_rollouter/inference/engine.py",
         "collective_rpc",
     ): "a method by its name, which returns text and a number",
 }

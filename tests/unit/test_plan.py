@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.ledger.replies import Claimed
-from headrace_trainer.plan import assign, micro_batches, mini_batches, order
+from headrace_trainer.model.plan import assign, micro_batches, mini_batches, order
 
 
 def items_of(tokens: list[int]) -> list[Claimed]:

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from headrace.local.progress import PlainLines, Progress
 from headrace.records.json_files import MetricsTail
-from headrace.runner.progress import PlainLines, Progress
 
 
 def rows(*steps: int, **values: float) -> list[dict]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from headrace.ledger.replies import Claimed
-from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
-from headrace_trainer.progress import Progress
-from headrace_trainer.rows import make_rows
-from headrace_trainer.run_log import update_gaps
+from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory
+from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.model.rows import make_rows
+from headrace_trainer.records.run_log import update_gaps
 
 KNOWN = {"0": 0, "1": 4, "2": 8}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config_data import DataConfig
+from headrace.config.data import DataConfig
 from headrace.data.problems import Problem, Problems
 from headrace.data.prompts import Prompts, tokenize_rows
 from headrace.data.rows import DataError, Message, Row

@@ -14,12 +14,12 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.endings import FINAL
 from headrace.ledger.client import LedgerError, LedgerUnavailable, LedgerWentBack
 from headrace.ledger.replies import ExpireReply, IssueReply, ValStatus, Verdict
 from headrace.metrics.sync_and_eval import EVAL_ROW
+from headrace.system.endings import FINAL
 from headrace.v1.sample_pb2 import ValidationResult
-from headrace.wire import decode_prompt
+from headrace.wire.payloads import decode_prompt
 from headrace_queue.feeder import CHUNK, Feeder, next_issue
 from headrace_queue.janitor import Janitor, Manifest, nested_floor, trim_floor
 from headrace_queue.loops import Fatal, Pulse, is_outage, run_loop

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.data import dataset
 from headrace.ledger.replies import ConfigureReply
 from headrace_queue import startup

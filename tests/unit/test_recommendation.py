@@ -10,8 +10,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config_kubernetes import RecommendationConfig
-from headrace.recommendation import Advice, Reading, advise, decode, direction, encode, wanted
+from headrace.config.kubernetes import RecommendationConfig
+from headrace.service.recommendation import Advice, Reading, advise, decode, direction, encode, wanted
 
 ratios = st.floats(0, 1)
 readings = st.builds(Reading, ratios, ratios, st.integers(0, 12))

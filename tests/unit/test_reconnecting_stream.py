@@ -16,21 +16,21 @@ import grpc
 import pytest
 import trustme
 
-from headrace import tls
-from headrace.coordinator_stream import CoordinatorRefused
-from headrace.endings import EX_CONFIG
-from headrace.net import free_port
+from headrace.connections import tls
+from headrace.connections.net import free_port
+from headrace.service.coordinator_stream import CoordinatorRefused
 from headrace.service.reconnecting_stream import ReconnectingStream
 from headrace.service.shell import last_words
+from headrace.system.endings import EX_CONFIG
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_coordinator.servicer import TokenInterceptor
 from headrace_rollouter import service as rollouter
-from headrace_rollouter.member import Member
+from headrace_rollouter.membership.member import Member
 from headrace_trainer import service as launcher
 from headrace_trainer import worker
-from headrace_trainer.launch_stream import LaunchStream
-from headrace_trainer.sync_client import SyncClient
+from headrace_trainer.launch.launch_stream import LaunchStream
+from headrace_trainer.sync.sync_client import SyncClient
 
 TOKEN = "the-token"
 LIMIT_S = 15.0

@@ -16,13 +16,13 @@ from headrace.metrics import row_keys
 from headrace.metrics.sync_and_eval import SYNC_ROW
 from headrace.metrics.views import Section
 from headrace.records.layout import RunLayout
+from headrace.records.sample_dump import DIRECTORY
+from headrace.records.summary import ledger_line
 from headrace.report import catalogue, tables
 from headrace.report.chart import rolling_max, rolling_mean, thinned
 from headrace.report.collect import RunData, collect, labels, path_of
 from headrace.report.page import render
 from headrace.report.scale import Scale, limits, without_outliers, written
-from headrace.runner.summary import ledger_line
-from headrace.sample_dump import DIRECTORY
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 KNOWN = row_keys.TABLE.entries.keys()

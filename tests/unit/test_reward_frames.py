@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.reward.frames import LARGEST, Decoder, FrameError, encode
+from headrace.rewards.frames import LARGEST, Decoder, FrameError, encode
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace.reward import RewardError, RewardFunction, load_reward, parse_score
-from headrace.reward.function import bind_arguments
+from headrace.rewards import RewardError, RewardFunction, load_reward, parse_score
+from headrace.rewards.function import bind_arguments
 
 ARGS = ("source", "an answer", "the truth", {"finish_reason": "stop"})
 

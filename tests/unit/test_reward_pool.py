@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.local.services import choose_endpoints, service_table, write_secrets
 from headrace.records.layout import RunLayout
-from headrace.reward import RewardError
-from headrace.reward.pool import FunctionPool, _Process
-from headrace.reward.source import Judged, Response
-from headrace.runner.services import choose_endpoints, service_table, write_secrets
+from headrace.rewards import RewardError
+from headrace.rewards.pool import FunctionPool, _Process
+from headrace.rewards.source import Judged, Response
 from tests.unit.test_config import GOOD
 from tests.waiting import until
 
@@ -124,8 +124,8 @@ async def test_answers_go_to_those_who_asked(pool: Make, monkeypatch: pytest.Mon
     p = pool("def compute_score(source, solution, truth, info):\n    return int(solution)")
     await p.start()
     monkeypatch.setattr(_Process, "_answer", answer)
-    monkeypatch.setattr("headrace.reward.pool.time", SimpleNamespace(monotonic=lambda: answers * 1e-4))
-    monkeypatch.setattr("headrace.reward.pool._GROW_S", 0.01)  # it looks often
+    monkeypatch.setattr("headrace.rewards.pool.time", SimpleNamespace(monotonic=lambda: answers * 1e-4))
+    monkeypatch.setattr("headrace.rewards.pool._GROW_S", 0.01)  # it looks often
     p._processes[0].progress = 0.0
     for n in range(50):  # the estimate of a call's time begins high
         assert (await p.judge(response(str(n)))).score == n
@@ -443,7 +443,7 @@ async def test_a_coroutine_that_hangs_is_cancelled_and_the_others_go_on(pool: Ma
 async def test_a_coroutine_that_blocks_its_loop_is_killed(
     pool: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.reward.pool._GRACE_S", 0.1)
+    monkeypatch.setattr("headrace.rewards.pool._GRACE_S", 0.1)
     p = pool(
         """
         import time

@@ -16,9 +16,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from fastapi.responses import Response as Answer
 
-from headrace.reward import RewardError
-from headrace.reward.remote import HttpReward, RewardModel, read_score, request_body
-from headrace.reward.source import Judged, Response
+from headrace.rewards import RewardError
+from headrace.rewards.remote import HttpReward, RewardModel, read_score, request_body
+from headrace.rewards.source import Judged, Response
 
 TOKEN = "a-token-that-nobody-may-see"
 RESPONSE = Response("source", "an answer", "the truth", {"finish_reason": "stop"})
@@ -54,7 +54,7 @@ class Service:
 
 @pytest.fixture
 async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
-    monkeypatch.setattr("headrace.reward.remote.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("headrace.rewards.remote.FIRST_PAUSE_S", 0.001)
     found = Service()
     app = FastAPI()
     app.post("/{path:path}")(found.handle)

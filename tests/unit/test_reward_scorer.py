@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.data.rows import Message, Row
-from headrace.reward import RewardError, Scorer, build_scorer
-from headrace.reward.pool import FunctionPool
-from headrace.reward.prompt import with_prompt
-from headrace.reward.reasoning_gym_score import scoring
-from headrace.reward.scorer import Weighted, add_up
-from headrace.reward.source import Judged
-from headrace.runner.reward_probe import try_rows
+from headrace.local.reward_probe import try_rows
+from headrace.rewards import RewardError, Scorer, build_scorer
+from headrace.rewards.pool import FunctionPool
+from headrace.rewards.prompt import with_prompt
+from headrace.rewards.reasoning_gym_score import scoring
+from headrace.rewards.scorer import Weighted, add_up
+from headrace.rewards.source import Judged
 from tests.in_process_reward import InProcess
 from tests.unit.test_config import GOOD
 
@@ -176,7 +176,7 @@ def test_built_in_rewards_score_real_rows() -> None:
 
 
 def test_mathematics_is_compared_as_such() -> None:
-    compute_score = pytest.importorskip("headrace.reward.math_verify_score").compute_score
+    compute_score = pytest.importorskip("headrace.rewards.math_verify_score").compute_score
     right = compute_score("s", r"So the answer is $\boxed{0.5}$.", r"\frac{1}{2}", {})
     assert (right["score"], right["parsed"]) == (1.0, 1.0)
     assert compute_score("s", "The answer is 0.25", r"\frac{1}{2}", {})["score"] == 0.0

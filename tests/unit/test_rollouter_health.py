@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from headrace_rollouter.health import build_app, missing
+from headrace_rollouter.membership.health import build_app, missing
 
 
 @pytest.mark.parametrize(

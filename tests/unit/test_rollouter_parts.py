@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.ledger.replies import Taken, TakeReply, TakeStatus
-from headrace.sample_checks import SampleReader
 from headrace.v1 import sync_pb2 as pb
-from headrace.wire import Prompt, encode_prompt
-from headrace_rollouter.engine import EngineFailed
-from headrace_rollouter.member import Member
-from headrace_rollouter.seeds import sampling_seed
-from headrace_rollouter.work import Worker
+from headrace.wire.payloads import Prompt, encode_prompt
+from headrace.wire.sample_checks import SampleReader
+from headrace_rollouter.generation.seeds import sampling_seed
+from headrace_rollouter.generation.work import Worker
+from headrace_rollouter.inference.engine import EngineFailed
+from headrace_rollouter.membership.member import Member
 from tests.in_process_reward import in_process
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace import config_lifetime, run_identity, startup
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError, known_keys
+from headrace.config import identity, lifetime
+from headrace.config.loading import ConfigError, known_keys
+from headrace.config.run import RunConfig
 from headrace.ledger.client import LedgerError, LedgerUnavailable, LoginRefused
+from headrace.service import startup
 from tests.unit.scripted_turns import config
 
 
@@ -37,7 +38,7 @@ class Later(Ledger):
 
 
 def begun(**other: Any) -> str:
-    return json.dumps(run_identity.of(config()) | other)
+    return json.dumps(identity.of(config()) | other)
 
 
 def recognise(c: RunConfig, *answers: str | LedgerError) -> None:
@@ -52,7 +53,7 @@ def test_it_waits_for_the_queue_service_and_goes_on_with_its_run() -> None:
 
 
 def test_it_waits_for_redis_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "headrace.startup")
+    caplog.set_level("INFO", "headrace.service.startup")
     away = LedgerUnavailable("not reached")
     early = LedgerError("HEADRACE the run x is not configured in this server")
     startup.wait_until_configured(Ledger(away, away, early, away, early, begun()), config())  # type: ignore[arg-type]
@@ -84,7 +85,7 @@ def test_another_run_is_refused_by_name(key: str) -> None:
 
 def test_a_model_may_lie_elsewhere_but_not_be_another() -> None:
     plain = config().model_dump()
-    plain["model"]["path"] = "/elsewhere/" + run_identity.of(config())["model.path"]
+    plain["model"]["path"] = "/elsewhere/" + identity.of(config())["model.path"]
     recognise(RunConfig.model_validate(plain), begun())
     plain["model"]["path"] += "-base"
     with pytest.raises(ConfigError, match=r"model\.path: was "):
@@ -103,7 +104,7 @@ def test_it_does_not_wait_for_what_will_not_pass() -> None:
 
 def test_it_covers_what_a_run_must_keep() -> None:
     """What is missing is in the digests of the data, or leads to the ledger itself."""
-    kept, covered = set(config_lifetime.keys("run")), set(run_identity.of(config()))
+    kept, covered = set(lifetime.keys("run")), set(identity.of(config()))
     assert covered < kept < set(known_keys())
     assert all(key.startswith("data.") or key in ("name", "redis.url") for key in kept - covered)
 
@@ -113,7 +114,7 @@ def test_what_makes_finished_samples_unlike_new_ones() -> None:
         plain = config().model_dump()
         for section, values in sections.items():
             plain[section] |= values
-        return run_identity.scoring(RunConfig.model_validate(plain))
+        return identity.scoring(RunConfig.model_validate(plain))
 
     same = scoring()
     assert scoring(custom_reward_function={"timeout_s": 99.0}, actor={"clip_ratio_low": 0.1}) == same

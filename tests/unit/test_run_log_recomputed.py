@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import redis
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Claimed
-from headrace.telemetry import RolloutTelemetry, encode, telemetry_key
-from headrace.trace import Recorder
-from headrace.trained_log import TrainedLog
+from headrace.records.trained_log import TrainedLog
+from headrace.service.telemetry import RolloutTelemetry, encode, telemetry_key
+from headrace.traces.recording import Recorder
 from headrace.v1 import sync_pb2 as pb
-from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
-from headrace_trainer.batch import Batch
-from headrace_trainer.checkpoint import Progress
-from headrace_trainer.learner import Learned
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import StepReport
-from headrace_trainer.update import UpdateSums
+from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory
+from headrace_trainer.checkpoints.checkpoint import Progress
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.learning.batch import Batch
+from headrace_trainer.learning.learner import Learned
+from headrace_trainer.learning.update import UpdateSums
+from headrace_trainer.records.report import StepReport
 from tests.integration import recomputed
 from tests.unit.test_rollouter_parts import config as run_config
 

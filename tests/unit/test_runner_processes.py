@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.endings import EX_BEYOND_REPAIR, EX_SOFTWARE, EX_STOPPED, REASON_FILE
-from headrace.runner.processes import Completed, Failed, Service, State, command
+from headrace.local.processes import Completed, Failed, Service, State, command
 from headrace.service.exits import describe_exit, last_lines
 from headrace.service.guardian import MARK, kill_marked, marked, parents
+from headrace.system.endings import EX_BEYOND_REPAIR, EX_SOFTWARE, EX_STOPPED, REASON_FILE
 from tests.unit.supervised import DEADLINE_S, FOREVER, Bench, all_ready, count_starts, wait_until
 
 

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from headrace.config_load import ConfigError
+from headrace.config.loading import ConfigError
+from headrace.local import prometheus
+from headrace.local.processes import State
+from headrace.local.prometheus import BINARY, LocalPrometheus, configuration, find_binary
+from headrace.local.scaling import Scaling
+from headrace.local.services import Endpoints, stop_groups
 from headrace.monitoring import RULES
 from headrace.records.layout import RunLayout
-from headrace.runner import prometheus
-from headrace.runner.processes import State
-from headrace.runner.prometheus import BINARY, LocalPrometheus, configuration, find_binary
-from headrace.runner.scaling import Scaling
-from headrace.runner.services import Endpoints, stop_groups
 from tests import monitoring
 from tests.unit.cli_desk import Desk, wait_until
 

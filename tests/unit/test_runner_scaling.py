@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.local import processes
+from headrace.local.processes import Completed, Failed, State
+from headrace.local.scaling import LARGEST, ask, asked
 from headrace.records.layout import RunLayout
-from headrace.runner import processes
-from headrace.runner.processes import Completed, Failed, State
-from headrace.runner.scaling import LARGEST, ask, asked
 from tests.unit.cli_desk import Desk, wait_until
 from tests.unit.supervised import FOREVER, Bench, count_starts
 

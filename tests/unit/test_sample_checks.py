@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from headrace.ledger.replies import Claimed, Payload
-from headrace.model_files import vocabulary_size
-from headrace.sample_checks import SampleReader, Window, validation_result
+from headrace.models.files import vocabulary_size
 from headrace.v1 import sample_pb2 as pb
-from headrace.wire import (
+from headrace.wire.payloads import (
     FinishReason,
     Prompt,
     Sample,
@@ -26,6 +25,7 @@ from headrace.wire import (
     encode_prompt,
     encode_sample,
 )
+from headrace.wire.sample_checks import SampleReader, Window, validation_result
 from tests.fuzz_samples import config, fuzz, valid_ones_pass
 
 REPOSITORY = Path(__file__).parents[2]
@@ -285,7 +285,7 @@ def test_nobody_decodes_a_payload_on_his_own() -> None:
         for file in (REPOSITORY / where).rglob("*.py")
         if "_pb2" not in file.name and DECODES.search(file.read_text())
     }
-    assert found == {"headrace/sample_checks.py", "headrace/wire.py", "headrace/cli/dead.py"}
+    assert found == {"headrace/wire/sample_checks.py", "headrace/wire/payloads.py", "headrace/cli/dead.py"}
 
 
 @pytest.mark.parametrize("said", ["{}", '{"vocab_size": null}', '{"vocab_size": 0}', '{"vocab_size": true}'])

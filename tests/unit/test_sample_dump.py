@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.sample_dump import DIRECTORY, ORDERS, Picks, SampleDump, pick, read
-from headrace.wire import Sample
+from headrace.records.sample_dump import DIRECTORY, ORDERS, Picks, SampleDump, pick, read
+from headrace.wire.payloads import Sample
 
 
 def dump(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from headrace.metrics.rollouter import REWARD_SECONDS
-from headrace.wire import FinishReason, Prompt
-from headrace_rollouter.scoring import Scoring
+from headrace.wire.payloads import FinishReason, Prompt
+from headrace_rollouter.generation.scoring import Scoring
 from tests.unit.test_rollouter_parts import config
 
 PROMPT = Prompt("s-1", 1, 0, 0, np.asarray([1, 2], np.int32), "source", "42")

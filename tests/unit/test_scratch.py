@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runner import scratch
+from headrace.local import scratch
 from tests.unit.supervised import FOREVER, Bench, wait_until
 
 LEAVES = """
@@ -30,7 +30,7 @@ from multiprocessing.shared_memory import SharedMemory
 own = SharedMemory(create=True, size=4096)
 open("shared", "w").write(own.name)
 """
-MAKES = "from headrace.runner import scratch; made = scratch.create(); print(made.root, flush=True); input()"
+MAKES = "from headrace.local import scratch; made = scratch.create(); print(made.root, flush=True); input()"
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def lives_in(folder: Path) -> subprocess.Popen[str]:
     """A runner without a guardian."""
     code = f"from pathlib import Path\nimport tempfile\ntempfile.tempdir = {str(folder)!r}\n"
-    code += "from headrace.runner import scratch\n"
+    code += "from headrace.local import scratch\n"
     code += f"scratch._parents = lambda: [Path({str(folder)!r})]\n" + MAKES
     return subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

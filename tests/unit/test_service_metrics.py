@@ -17,8 +17,8 @@ from headrace.metrics.trainer import GAUGES, HEARTBEAT
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics as coordinator
 from headrace_rollouter import metrics as rollouter
-from headrace_trainer import heartbeat
-from headrace_trainer import metrics as trainer
+from headrace_trainer.distributed import heartbeat
+from headrace_trainer.records import metrics as trainer
 from tests.unit.test_rollouter_parts import config as run_config
 
 

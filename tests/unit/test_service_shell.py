@@ -16,17 +16,24 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import tls
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError
-from headrace.coordinator_stream import CoordinatorRefused, TokenRefused
-from headrace.disk import DiskFull
-from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_OSERR, EX_UNAVAILABLE, REASON_FILE
-from headrace.environment import NoToken
+from headrace.config.loading import ConfigError
+from headrace.config.run import RunConfig
+from headrace.connections import tls
+from headrace.connections.net import PortTaken
+from headrace.connections.variables import NoToken
 from headrace.ledger.client import LedgerUnavailable, LedgerWentBack, LoginRefused
-from headrace.net import PortTaken
+from headrace.service.coordinator_stream import CoordinatorRefused, TokenRefused
 from headrace.service.module_command import module_command
 from headrace.service.shell import Shell
+from headrace.system.disk import DiskFull
+from headrace.system.endings import (
+    EX_BEYOND_REPAIR,
+    EX_CONFIG,
+    EX_FAILED,
+    EX_OSERR,
+    EX_UNAVAILABLE,
+    REASON_FILE,
+)
 from tests.unit.test_config import GOOD
 from tests.waiting import until
 

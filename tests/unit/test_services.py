@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.connections.tls import VARIABLES
+from headrace.local.services import accepts, choose_endpoints, service_table
 from headrace.records.layout import RunLayout
-from headrace.runner.services import accepts, choose_endpoints, service_table
-from headrace.tls import VARIABLES
 from tests.unit.test_config import GOOD
 
 ROOT = Path(__file__).resolve().parents[2]

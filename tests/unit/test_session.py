@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_coordinator.session import (
+from headrace_coordinator.rounds.session import (
     TRAINER,
     Commit,
     CommitAnswer,

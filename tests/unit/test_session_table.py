@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from headrace_coordinator import session as module
-from headrace_coordinator.session import (
+from headrace_coordinator.rounds import session as module
+from headrace_coordinator.rounds.session import (
     TRAINER,
     Commit,
     CommitAnswer,

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headrace_coordinator.session import (
+from headrace_coordinator.rounds.session import (
     TRAINER,
     CommitAnswer,
     Deadline,

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headrace.config import RunConfig
-from headrace.net import free_port
-from headrace_trainer.policy import causal_lm
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.sharded_loading import fill
-from headrace_trainer.sharding import shard
+from headrace.config.run import RunConfig
+from headrace.connections.net import free_port
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.model.policy import causal_lm
+from headrace_trainer.model.sharded_loading import fill
+from headrace_trainer.model.sharding import shard
 from tests.integration import tiny_models
 from tests.unit.learners import config, with_model
 from tests.unit.test_weights import Children

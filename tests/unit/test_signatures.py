@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from headrace.comm.store import serve_store
-from headrace_trainer import ranks as ranks_module
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.signatures import Signatures, Unsigned, forbid_objects
+from headrace.weights.transports.store import serve_store
+from headrace_trainer.distributed import ranks as ranks_module
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.distributed.signatures import Signatures, Unsigned, forbid_objects
 from tests.single_rank import single_rank
 from tests.unit.children import Children
 

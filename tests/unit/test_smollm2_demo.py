@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace.config_load import load
+from headrace.config.loading import load
 from headrace.data.rows import load_rows
 from headrace.demo import gguf_llama, smollm2, sums
-from headrace.reward import load_reward
+from headrace.rewards import load_reward
 
 
 def test_no_sum_is_trained_and_held_out(tmp_path: Path) -> None:

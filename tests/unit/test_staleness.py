@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.staleness import Mode, StalenessRule, derive_mode
+from headrace.config.staleness import Mode, StalenessRule, derive_mode
 
 
 def of(threshold: float, window: tuple[int, int, int] = (1, 1, 10), partial: bool = False) -> StalenessRule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.records.layout import RunLayout
-from headrace.runner.summary import lines, quarters
+from headrace.records.summary import lines, quarters
 
 
 def test_memory_is_told_by_quarters_and_peak() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from headrace.staleness import StalenessRule
+from headrace.config.staleness import StalenessRule
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace_trainer import sync_client
-from headrace_trainer.sync_client import SyncClient
+from headrace_trainer.sync import sync_client
+from headrace_trainer.sync.sync_client import SyncClient
 
 OF_THE_FILE = StalenessRule(
     sync_steps=4, require_batches=1, mini_batch=2, threshold=3.0, partial_rollout=True

@@ -13,10 +13,10 @@ import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import telemetry
 from headrace.ledger import AsyncLedger, ops
-from headrace.telemetry import RolloutTelemetry, decode_all, idle_ratio, utilization
-from headrace.valkey_server import start_valkey
+from headrace.local.valkey_server import start_valkey
+from headrace.service import telemetry
+from headrace.service.telemetry import RolloutTelemetry, decode_all, idle_ratio, utilization
 from headrace_queue.janitor import Janitor
 
 FULL = RolloutTelemetry(5.0, 10.0, 3, 4, 100, 7, 2, 15.0, 20)

@@ -22,19 +22,19 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, models
 
-from headrace import endings
 from headrace.cli.main import COMMANDS, main
-from headrace.config_load import ConfigError
+from headrace.config.loading import ConfigError
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
+from headrace.local.progress import LivePanel, PlainLines, Progress, make_display
+from headrace.local.valkey_server import ValkeyError, start_valkey
 from headrace.records.json_files import write_json
 from headrace.records.layout import RunInUseError, RunLayout
-from headrace.redis_connect import connect
-from headrace.runner.progress import LivePanel, PlainLines, Progress, make_display
-from headrace.sample_dump import SampleDump
-from headrace.terminal import guard, one_line, safe
-from headrace.valkey_server import ValkeyError, start_valkey
-from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory
+from headrace.records.sample_dump import SampleDump
+from headrace.system import endings
+from headrace.system.terminal import guard, one_line, safe
+from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory
 from headrace_queue.metrics import QueueCollector, registry
 from tests.unit import four_samples
 from tests.unit.queue_fakes import make_stats
@@ -233,7 +233,9 @@ def test_the_panel_draws_and_what_it_shows_is_text(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_bar_of_a_library_is_not_drawn_over_and_over(capfd: pytest.CaptureFixture[str]) -> None:
-    program = "from headrace.terminal import guard; guard()\nimport tqdm\nfor _ in tqdm.tqdm(range(3)): pass"
+    program = (
+        "from headrace.system.terminal import guard; guard()\nimport tqdm\nfor _ in tqdm.tqdm(range(3)): pass"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
     assert capfd.readouterr() == ("", "")
 

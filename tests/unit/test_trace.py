@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import trace_reading
 from headrace.cli.trace import merge, validate
-from headrace.trace import Lanes, Recorder
-from headrace.trace_reading import Event, NothingRecorded, Start, read
+from headrace.traces import reading
+from headrace.traces.reading import Event, NothingRecorded, Start, read
+from headrace.traces.recording import Lanes, Recorder
 from tests.unit.trace_runs import S, command, run_directory, trace_file
 
 
@@ -99,7 +99,7 @@ def begun(process: str, pid: int, begin: int, end: int) -> Start:
 
 def test_starts_of_one_process_share_a_row() -> None:
     starts = [begun("trainer-0", 7, 0, 10), begun("trainer-0", 9, 10, 20), begun("queue", 8, 0, 20)]
-    events = merge(trace_reading.Trace(starts, 0))
+    events = merge(reading.Trace(starts, 0))
     assert validate(events) == []
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["trainer-0", "queue"]
     assert [e["ts"] for e in events if e["ph"] == "X"] == [0, 0, 0.01], "nanoseconds are kept"
@@ -107,7 +107,7 @@ def test_starts_of_one_process_share_a_row() -> None:
 
 
 def test_processes_that_live_at_the_same_time_do_not_share_a_row() -> None:
-    events = merge(trace_reading.Trace([begun("worker", 7, 0, 10), begun("worker", 9, 5, 20)], 0))
+    events = merge(reading.Trace([begun("worker", 7, 0, 10), begun("worker", 9, 5, 20)], 0))
     assert validate(events) == []
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == ["worker", "worker (process 9)"]
@@ -179,7 +179,7 @@ def test_validate_finds_what_is_missing(change: dict[str, Any], told: str) -> No
 
 
 def test_the_picture(run: Path, tmp_path: Path) -> None:
-    from headrace.trace_picture import draw
+    from headrace.traces.picture import draw
 
     zero = time.monotonic_ns() - 100 * S
     rollouter, coordinator = Recorder(run, "rollouter-0"), Recorder(run, "coordinator")
@@ -198,7 +198,7 @@ def test_the_picture(run: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_picture_shows() -> None:
-    from headrace import trace_picture as picture
+    from headrace.traces import picture
 
     def piece(name: str, track: str, begin: int, end: int, **args: object) -> Event:
         return Event("X", name, track, begin * S, (end - begin) * S, args=args)
@@ -211,7 +211,7 @@ def test_what_the_picture_shows() -> None:
         piece("commit", "main", 5, 6),
         piece("round", "main", 4, 7, version=3), piece("round", "main", 8, 9, version=4),
     ])  # fmt: skip
-    found = trace_reading.Trace([coordinator, rollouter, begun("trainer-0", 3, 0, 1)], 0)
+    found = reading.Trace([coordinator, rollouter, begun("trainer-0", 3, 0, 1)], 0)
     assert picture.commits(found) == [(6.0, "v3")], "a round without a commit was abandoned"
     shown = picture.rows(found)
     assert [row.label for row in shown] == ["trainer-0", "rollouter-0", "coordinator"]

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import trace
 from headrace.cli.trace import merge, validate
-from headrace.trace import Lanes, Recorder
-from headrace.trace_reading import read
+from headrace.traces import recording
+from headrace.traces.reading import read
+from headrace.traces.recording import Lanes, Recorder
 from tests.unit.trace_runs import S, command, run_directory, slices, trace_file
 
 
@@ -96,7 +96,7 @@ def test_processes_line_up_although_a_start_is_interrupted(
     monkeypatch.setattr(time, "time_ns", slow)
     monkeypatch.setattr(time, "monotonic_ns", lambda: real() + lost)
     expected = wall() - real() - 2 * S  # when the third reading was taken
-    assert abs(trace._wall_minus_monotonic() - expected) < S // 10
+    assert abs(recording._wall_minus_monotonic() - expected) < S // 10
 
 
 @pytest.mark.parametrize("value", [float("nan"), object(), {(1, 2): 3}, {"a": [float("inf")]}])
@@ -201,7 +201,7 @@ def test_a_directory_that_goes_away_disturbs_nobody(run: Path) -> None:
 
 def test_a_killed_process_loses_at_most_its_last_line(run: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from headrace.trace import Recorder\n"
+        "import sys; from pathlib import Path; from headrace.traces.recording import Recorder\n"
         "recorder = Recorder(Path(sys.argv[1]), 'p')\n"
         "for n in range(10**9):\n"
         "    recorder.instant('e', n=n)\n"
@@ -220,7 +220,7 @@ def test_a_killed_process_loses_at_most_its_last_line(run: Path) -> None:
 
 def test_a_forked_child_records_nothing(run: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from headrace.trace import Recorder\n"
+        "import os, sys; from pathlib import Path; from headrace.traces.recording import Recorder\n"
         "recorder = Recorder(Path(sys.argv[1]), 'p')\n"
         "recorder._lock.acquire()  # as if another thread were writing\n"
         "child = os.fork()\n"

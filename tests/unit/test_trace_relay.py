@@ -16,14 +16,16 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import trace, trace_clock, trace_relay
-from headrace.config import RunConfig
-from headrace.redis_connect import connect
-from headrace.trace import Recorder
-from headrace.trace_clock import Reading, aligned
-from headrace.trace_reading import Start, read
-from headrace.trace_relay import Collector, Relay, collecting, stream_key
-from headrace.valkey_server import start_valkey
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import connect
+from headrace.local.valkey_server import start_valkey
+from headrace.traces import clock as trace_clock
+from headrace.traces import recording
+from headrace.traces import relay as trace_relay
+from headrace.traces.clock import Reading, aligned
+from headrace.traces.reading import Start, read
+from headrace.traces.recording import Recorder
+from headrace.traces.relay import Collector, Relay, collecting, stream_key
 from tests.unit.test_config import changed
 from tests.unit.trace_runs import S, command, run_directory
 from tests.waiting import until
@@ -186,9 +188,9 @@ def test_a_service_without_the_directory(
     monkeypatch.setenv("HEADRACE_REDIS_URL", _url(client))
     monkeypatch.delenv("HEADRACE_RUN_DIR", raising=False)
     c = RunConfig.model_validate(changed(name="r", trace__enable=True))
-    relayed = trace.recorder(c, "coordinator")
+    relayed = recording.recorder(c, "coordinator")
     monkeypatch.setenv("HEADRACE_RUN_DIR", str(run))
-    seen = trace.recorder(c, "trainer-0")
+    seen = recording.recorder(c, "trainer-0")
     with caplog.at_level(logging.WARNING), collecting(_url(client), "r", run):
         relayed.instant("a")
         seen.instant("b")
@@ -201,7 +203,7 @@ def test_a_service_without_the_directory(
     relayed.close()
     seen.close()
     assert caplog.records == []
-    assert not trace.recorder(RunConfig.model_validate(changed()), "off").enabled
+    assert not recording.recorder(RunConfig.model_validate(changed()), "off").enabled
 
 
 def test_a_run_on_one_machine_has_one_clock(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,13 +211,13 @@ def test_a_run_on_one_machine_has_one_clock(run: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HEADRACE_RUN_DIR", str(run))
     monkeypatch.setattr(trace_relay, "with_clock", lambda *_: pytest.fail("there is nothing to align"))
     c = RunConfig.model_validate(changed(trace__enable=True))
-    trace.recorder(c, "trainer-0").instant("a")
+    recording.recorder(c, "trainer-0").instant("a")
     assert names(run) == {"trainer-0": ["a"]}
 
 
 def test_a_process_that_ends_sends_the_rest(client: redis.Redis, run: Path) -> None:
     code = (
-        "import sys; from headrace.trace_relay import relayed\n"
+        "import sys; from headrace.traces.relay import relayed\n"
         "relayed(sys.argv[1], 'r', 'rollouter-a', 100).instant('last')\n"
         "sys.exit(75)\n"
     )

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.local import preflight, trackers
 from headrace.plugins.trackers import TRACKERS
-from headrace.runner import preflight, trackers
-from headrace.trackers import Tracker
-from headrace_trainer import trackers as feeding
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import StepReport
-from headrace_trainer.trackers import Tracking, follow
+from headrace.records.trackers import Tracker
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.records import trackers as feeding
+from headrace_trainer.records.report import StepReport
+from headrace_trainer.records.trackers import Tracking, follow
 from tests.unit.test_rollouter_parts import config as run_config
 from tests.waiting import until
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.row_file import Line, read_lines
-from headrace.trained_log import FILE, TrainedLog, TrainedPath, follow, summary_line
+from headrace.records.row_file import Line, read_lines
+from headrace.records.trained_log import FILE, TrainedLog, TrainedPath, follow, summary_line
 from tests.chaos.verdict import compare
 
 

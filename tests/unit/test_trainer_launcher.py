@@ -16,13 +16,14 @@ from typing import Any
 import grpc
 import pytest
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
 from headrace_coordinator.launches import IN_ORDER
-from headrace_trainer import heartbeat, launcher, verdict
-from headrace_trainer.launch_stream import LaunchStream
-from headrace_trainer.launcher import EX_STOPPED, Launcher
+from headrace_trainer.distributed import heartbeat
+from headrace_trainer.launch import launcher, verdict
+from headrace_trainer.launch.launch_stream import LaunchStream
+from headrace_trainer.launch.launcher import EX_STOPPED, Launcher
 from tests.unit.test_config import GOOD
 from tests.waiting import until
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from headrace.ledger import LedgerWentBack, SyncLedger, ops
-from headrace.valkey_server import ValkeyServer, start_valkey
+from headrace.local.valkey_server import ValkeyServer, start_valkey
 from headrace_trainer import ledger_watch
 from headrace_trainer.ledger_watch import LedgerWatch
 from tests.waiting import until

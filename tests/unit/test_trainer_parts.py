@@ -16,14 +16,14 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.comm.store import serve_store
 from headrace.metrics.row_keys import PARTS, problems
 from headrace.metrics.sync_and_eval import SYNC_ROW
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.snapshot import Snapshot
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import StepReport
-from headrace_trainer.run_log import (
+from headrace.weights.transports.store import serve_store
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.records.report import StepReport
+from headrace_trainer.records.run_log import (
     MOST_PARTS,
     RunLog,
     environment_metrics,
@@ -31,8 +31,8 @@ from headrace_trainer.run_log import (
     part_sums,
     rank_correlation,
 )
-from headrace_trainer.step_clock import StepClock, seconds
-from headrace_trainer.weight_server import MovedOn, WeightServer
+from headrace_trainer.records.step_clock import StepClock, seconds
+from headrace_trainer.sync.weight_server import MovedOn, WeightServer
 from tests.unit.learners import training
 from tests.unit.test_rollouter_parts import config as run_config
 

@@ -14,22 +14,22 @@ import pytest
 import redis
 import yaml
 
-from headrace import config_load, tuning
 from headrace.cli.tune import tune
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError, load
+from headrace.config import loading, tuning
+from headrace.config.loading import ConfigError, load
+from headrace.config.redis_memory import needed_bytes
+from headrace.config.run import RunConfig
+from headrace.connections.net import PortTaken
+from headrace.connections.redis_client import connect
 from headrace.ledger.client import LedgerUnavailable
-from headrace.memory import needed_bytes
-from headrace.net import PortTaken
+from headrace.local.valkey_server import start_valkey
 from headrace.records.json_files import write_json
 from headrace.records.layout import RunLayout
-from headrace.redis_connect import connect
 from headrace.v1 import sync_pb2 as pb
-from headrace.valkey_server import start_valkey
 from headrace_coordinator import service as coordinator
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.kube.agent import Agent
-from headrace_coordinator.notices import ConfigRefused, Notice, Notices, Tuned
+from headrace_coordinator.rounds.notices import ConfigRefused, Notice, Notices, Tuned
 from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
 from tests.unit.cli_desk import Desk
 
@@ -326,7 +326,7 @@ def test_the_command_asks_the_server_first(
     lock = layout.lock()
     before = load(file)
     for path in (layout.config, layout.requested):
-        config_load.write(before, path)
+        loading.write(before, path)
     command = ("x", ["async_training.staleness_threshold=3"], tmp_path / "runs")
     with start_valkey(layout.redis, "secret") as server, connect(server.url) as client:
         write_json(layout.endpoints, {"redis_url": server.url})

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.environments import Done, Environment, Observation, Passage, Turn
 from headrace.environments.loading import EnvironmentFailed
-from headrace.wire import (
+from headrace.wire.payloads import (
     FinishReason,
     Segment,
     Trajectory,

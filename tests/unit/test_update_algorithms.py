@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from headrace.algorithms.registries import AGGREGATIONS, POLICY_LOSSES
-from headrace.wire import Sample
-from headrace_trainer.advantages import with_advantages
-from headrace_trainer.optimize import learnable
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.update import Updater, UpdateSums
+from headrace.wire.payloads import Sample
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.learning.advantages import with_advantages
+from headrace_trainer.learning.update import Updater, UpdateSums
+from headrace_trainer.model.optimize import learnable
 from tests.unit import test_gradient_equivalence as equivalence
 from tests.unit.learners import NEEDS, config, learn, with_reward
 

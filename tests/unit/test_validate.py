@@ -13,13 +13,13 @@ import psutil
 import pytest
 import yaml
 
-from headrace import model_checks
 from headrace.cli.main import parse
 from headrace.cli.validate import JSON
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.demo import spell_backward
-from headrace.runner import scratch, trial
-from headrace.runner.trial import Trial
+from headrace.local import scratch, trial
+from headrace.local.trial import Trial
+from headrace.models import checks as model_checks
 from tests.integration import tiny_models
 from tests.waiting import until
 
@@ -154,7 +154,7 @@ def test_a_check_that_is_killed_leaves_nothing(
         caller.stdin.write(tried)
         caller.stdin.close()
         (trying,) = until(lambda: psutil.Process(caller.pid).children(), "the trial's process")
-        until(lambda: "headrace.runner.trial" in trying.cmdline(), "it to be what it will be")
+        until(lambda: "headrace.local.trial" in trying.cmdline(), "it to be what it will be")
         assert "TMPDIR" in trying.environ()
         assert "HEADRACE_TOKEN" not in trying.environ()
         caller.kill()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace.ledger.replies import ValStatus
-from headrace_coordinator.validation import let_finish
+from headrace_coordinator.rounds.validation import let_finish
 
 
 class FakeLedger:

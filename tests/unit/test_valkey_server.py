@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace import redis_url, valkey_server
-from headrace.redis_connect import connect, connect_async
-from headrace.valkey_server import ValkeyError, ValkeyServer, start_valkey
+from headrace.config import redis_url
+from headrace.connections.redis_client import connect, connect_async
+from headrace.local import valkey_server
+from headrace.local.valkey_server import ValkeyError, ValkeyServer, start_valkey
 from tests.listeners import listeners
 
 AWKWARD = 'p"a ss\\w@:/#é'

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import verl_translate
 from headrace.cli.convert_config import render
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError, known_keys, load, value_at
-from headrace.verl_keys import DIFFERENT_DEFAULTS, KEYS, PREFIX, NoEffect, Refused, Same
+from headrace.compat.verl import translation
+from headrace.compat.verl.keys import DIFFERENT_DEFAULTS, KEYS, PREFIX, NoEffect, Refused, Same
+from headrace.config.loading import ConfigError, known_keys, load, value_at
+from headrace.config.run import RunConfig
 from tests.unit.cli_desk import REPO
 
 DEMO = REPO / "configs" / "demo.yaml"
@@ -163,12 +163,12 @@ def test_defaults_that_are_written_out_differ_from_ours() -> None:
         assert value_at(config, key) != value, f"{key} needs no line: both take {value!r}"
 
 
-def convert(text: str) -> verl_translate.Converted:
-    return verl_translate.convert(yaml.safe_load(text))
+def convert(text: str) -> translation.Converted:
+    return translation.convert(yaml.safe_load(text))
 
 
 def test_conversion_of_the_example() -> None:
-    found = verl_translate.convert(yaml.safe_load(EXAMPLE.read_text()))
+    found = translation.convert(yaml.safe_load(EXAMPLE.read_text()))
     assert found.values["rollout.replicas"] == 4  # 16 GPUs in engines of 4
     assert found.values["data.truncation"] == "truncate_left"
     assert found.values["data.filter_overlong_prompts"] is True
@@ -248,7 +248,7 @@ def test_no_value_of_a_known_key_ends_a_conversion(value: Any) -> None:
             for section in sections:
                 node = node.setdefault(section, {})
             node[leaf] = one
-        render(verl_translate.convert(nested).values, {}, "verl.yaml")
+        render(translation.convert(nested).values, {}, "verl.yaml")
 
 
 def test_trackers_that_are_here_are_kept_when_others_are_not() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace import verl_translate
 from headrace.cli.convert_config import report
-from headrace.config_load import ConfigError, load, read_plain
-from headrace.verl_keys import PREFIX
+from headrace.compat.verl import translation
+from headrace.compat.verl.keys import PREFIX
+from headrace.config.loading import ConfigError, load, read_plain
 from tests.unit.cli_desk import REPO
 
 DEMO = REPO / "configs" / "demo.yaml"
@@ -91,7 +91,7 @@ def empty(tmp_path: Path) -> Path:
 
 def test_run_takes_what_conversion_takes(empty: Path) -> None:
     config = load(DEMO, [*UNDERSTOOD, "model.max_model_len=10240", "data.shuffle=true"])
-    converted = verl_translate.convert(read_plain(empty, [*UNDERSTOOD, *REPLICAS]))
+    converted = translation.convert(read_plain(empty, [*UNDERSTOOD, *REPLICAS]))
     assert converted.left_out == []
     plain = config.to_plain()
     for key, value in EXPECTED.items():
@@ -104,7 +104,7 @@ def test_run_takes_what_conversion_takes(empty: Path) -> None:
 
 
 def test_a_converted_script_lacks_only_model_and_data(empty: Path) -> None:
-    converted = verl_translate.convert(read_plain(empty, [*UNDERSTOOD, *REPLICAS]))
+    converted = translation.convert(read_plain(empty, [*UNDERSTOOD, *REPLICAS]))
     missing = [line.split(":")[0].strip() for line in report(converted)[1:]]
     assert missing == ["still to be set", "model", "data.train_files"]
 
@@ -113,7 +113,7 @@ def test_a_converted_script_lacks_only_model_and_data(empty: Path) -> None:
 def test_run_refuses_what_conversion_lists_and_says_the_same(override: str, empty: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(DEMO, [override])
-    converted = verl_translate.convert(read_plain(empty, [override]))
+    converted = translation.convert(read_plain(empty, [override]))
     told = [f"command line: {key}: {why}" for key, why in converted.left_out]
     assert caught.value.lines == told
 
@@ -131,7 +131,7 @@ def test_the_length_of_the_penalty_is_that_of_the_response(length: int, empty: P
     assert caught.value.lines == [f"command line: {said}"]
     assert load(DEMO, [*overrides, f"+{key}=12"]).data.max_response_length == 12
     assert load(DEMO, [*overrides, f"+{key}=null"]).data.max_response_length == 12
-    (line,) = [f"{k}: {why}" for k, why in verl_translate.convert(read_plain(empty, overrides)).left_out]
+    (line,) = [f"{k}: {why}" for k, why in translation.convert(read_plain(empty, overrides)).left_out]
     assert line == said
     layer = tmp_path / "layer.yaml"
     layer.write_text(f"reward_model: {{reward_kwargs: {{max_resp_len: {length}}}}}\n")
@@ -142,7 +142,7 @@ def test_the_length_of_the_penalty_is_that_of_the_response(length: int, empty: P
 
 def test_an_interpolated_length_is_followed(empty: Path) -> None:
     text = ["reward_model.reward_kwargs.max_resp_len='${data.max_response_length}'"]
-    assert verl_translate.convert(read_plain(empty, [*text, "data.max_response_length=64"])).left_out == []
-    assert [key for key, _ in verl_translate.convert(read_plain(empty, text)).left_out] == [
+    assert translation.convert(read_plain(empty, [*text, "data.max_response_length=64"])).left_out == []
+    assert [key for key, _ in translation.convert(read_plain(empty, text)).left_out] == [
         "reward_model.reward_kwargs.max_resp_len"
     ]

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from headrace.models.dtypes import ITEMSIZE
-from headrace.weights.checkpoint_format import (
+from headrace.models.checkpoint_format import (
     check_names,
     checkpoint_tensors,
     names_in_checkpoint,
     split_parameter,
 )
+from headrace.models.dtypes import ITEMSIZE
 from headrace.weights.layout import TensorMeta, Unit, units_from_pb, units_to_pb, unpack
 from headrace.weights.snapshot import Snapshot
 from tests.unit.children import PATIENCE_S, Children
@@ -265,7 +265,7 @@ def _snapshot_rank(rank: int, pipe: Connection, port: int) -> None:
 
 def test_snapshot_of_two_fsdp_ranks_gathers_the_full_parameters() -> None:
     """Uneven rows, single rows and fused experts, cast to the wire dtype; later changes do not show."""
-    from headrace.net import free_port
+    from headrace.connections.net import free_port
 
     with Children(_snapshot_rank, range(2), free_port()) as children:
         result = children.answer(0)

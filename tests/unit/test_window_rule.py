@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.staleness import StalenessRule
-from headrace_trainer.window_rule import WindowRule
+from headrace.config.staleness import StalenessRule
+from headrace_trainer.learning.window_rule import WindowRule
 
 STRICT = StalenessRule(sync_steps=1, require_batches=1, mini_batch=4, threshold=0.0, partial_rollout=False)
 

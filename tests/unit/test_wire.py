@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import wire
 from headrace.v1 import sample_pb2 as pb
-from headrace.wire import FinishReason, Prompt, Sample, Segment, Trajectory, WireError
+from headrace.wire import payloads
+from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory, WireError
 
 # ---- strategies ----
 
@@ -176,9 +176,9 @@ def check_parked(group: list[Trajectory]) -> None:
 
 
 DECODERS: list[tuple[Callable[[bytes], Any], Callable[[Any], None]]] = [
-    (wire.decode_prompt, check_prompt),
-    (wire.decode_sample, check_sample),
-    (wire.decode_parked, check_parked),
+    (payloads.decode_prompt, check_prompt),
+    (payloads.decode_sample, check_sample),
+    (payloads.decode_parked, check_parked),
 ]
 
 
@@ -196,21 +196,21 @@ def attack(raw: bytes) -> None:
 
 @given(prompts)
 def test_prompt_round_trip(prompt: Prompt) -> None:
-    decoded = wire.decode_prompt(wire.encode_prompt(prompt))
+    decoded = payloads.decode_prompt(payloads.encode_prompt(prompt))
     check_prompt(decoded)
     assert same(decoded, prompt)
 
 
 @given(samples)
 def test_sample_round_trip(sample: Sample) -> None:
-    decoded = wire.decode_sample(wire.encode_sample(sample))
+    decoded = payloads.decode_sample(payloads.encode_sample(sample))
     check_sample(decoded)
     assert same(decoded, sample)
 
 
 @given(parked)
 def test_parked_group_round_trip(group: list[Trajectory]) -> None:
-    decoded = wire.decode_parked(wire.encode_parked(group))
+    decoded = payloads.decode_parked(payloads.encode_parked(group))
     check_parked(decoded)
     assert same(decoded, group)
 
@@ -226,7 +226,9 @@ def test_random_bytes(raw: bytes) -> None:
 
 @given(
     st.one_of(
-        prompts.map(wire.encode_prompt), samples.map(wire.encode_sample), parked.map(wire.encode_parked)
+        prompts.map(payloads.encode_prompt),
+        samples.map(payloads.encode_sample),
+        parked.map(payloads.encode_parked),
     ),
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=4),
     st.floats(0, 1),
@@ -353,9 +355,9 @@ def test_a_bad_trajectory_is_refused_with_the_reason(change: dict[str, Any], tol
     def raw(t: pb.Trajectory) -> bytes:
         return pb.Sample(prompt=good_prompt(), trajectories=[t]).SerializeToString()
 
-    wire.decode_sample(raw(good_trajectory()))
+    payloads.decode_sample(raw(good_trajectory()))
     with pytest.raises(WireError, match=told):
-        wire.decode_sample(raw(good_trajectory(**change)))
+        payloads.decode_sample(raw(good_trajectory(**change)))
 
 
 @pytest.mark.parametrize(
@@ -372,12 +374,12 @@ def test_a_bad_trajectory_is_refused_with_the_reason(change: dict[str, Any], tol
 )
 def test_a_bad_prompt_is_refused_with_the_reason(change: dict[str, Any], told: str) -> None:
     with pytest.raises(WireError, match=told):
-        wire.decode_prompt(good_prompt(**change).SerializeToString())
+        payloads.decode_prompt(good_prompt(**change).SerializeToString())
 
 
 def test_a_sample_without_trajectories_is_refused() -> None:
     with pytest.raises(WireError, match="no trajectories"):
-        wire.decode_sample(pb.Sample(prompt=good_prompt()).SerializeToString())
+        payloads.decode_sample(pb.Sample(prompt=good_prompt()).SerializeToString())
 
 
 # ---- byte layout ----
@@ -394,7 +396,7 @@ def test_byte_layout() -> None:
         1.0,
         FinishReason.LENGTH,
     )
-    encoded_prompt = wire.encode_prompt(prompt)
+    encoded_prompt = payloads.encode_prompt(prompt)
     assert (
         encoded_prompt
         == (
@@ -414,14 +416,14 @@ def test_byte_layout() -> None:
         + b"\x2d" + struct.pack("<f", 1.0)  # 5: temperature
         + b"\x30\x02"  # 6: finish reason
     )  # fmt: skip
-    assert wire.encode_parked([t]) == b"\x0a" + bytes([len(trajectory)]) + trajectory
-    encoded = wire.encode_sample(Sample(prompt, [t], "o", 2, 0.5, 0.0))
+    assert payloads.encode_parked([t]) == b"\x0a" + bytes([len(trajectory)]) + trajectory
+    encoded = payloads.encode_sample(Sample(prompt, [t], "o", 2, 0.5, 0.0))
     assert encoded == (
         b"\x0a" + bytes([len(encoded_prompt)]) + encoded_prompt
         + b"\x12" + bytes([len(trajectory)]) + trajectory
         + b"\x1a\x01o\x20\x02\x29" + struct.pack("<d", 0.5)
     )  # fmt: skip
-    (decoded,) = wire.decode_parked(wire.encode_parked([t]))
+    (decoded,) = payloads.decode_parked(payloads.encode_parked([t]))
     assert decoded.token_ids.tolist() == [3, 65536]
     assert decoded.log_probs.tolist() == [-0.5, -2.0]
     assert decoded.loss_mask.tolist() == [1, 0]
@@ -430,7 +432,7 @@ def test_byte_layout() -> None:
 @given(st.dictionaries(texts, json_values, max_size=3))
 def test_extra_info_is_json_on_the_wire(extra: dict[str, Any]) -> None:
     prompt = Prompt("1", 0, 0, 0, array([1], "int32"), "", "", extra)
-    written = pb.Prompt.FromString(wire.encode_prompt(prompt)).extra_info_json
+    written = pb.Prompt.FromString(payloads.encode_prompt(prompt)).extra_info_json
     assert (json.loads(written) if written else {}) == extra
 
 
@@ -452,12 +454,12 @@ def test_extend_concatenates(pair: tuple[Trajectory, Trajectory], meet: bool) ->
     if meet and head.versions and tail.segments:  # continued under the very version that it stopped in
         first = tail.segments[0]
         tail.segments[0] = Segment(head.versions[1], first.start, first.end)
-    whole = wire.extend(head, tail)
+    whole = payloads.extend(head, tail)
     assert whole.token_ids.tolist() == head.token_ids.tolist() + tail.token_ids.tolist()
     assert whole.log_probs.tolist() == head.log_probs.tolist() + tail.log_probs.tolist()
     assert whole.loss_mask.tolist() == head.loss_mask.tolist() + tail.loss_mask.tolist()
     assert (whole.temperature, whole.finish_reason) == (tail.temperature, tail.finish_reason)
-    wire.check_segments(whole.segments, len(whole.token_ids))
+    payloads.check_segments(whole.segments, len(whole.token_ids))
 
     def per_token(*parts: Trajectory) -> list[int]:
         return [s.version for t in parts for s in t.segments for _ in range(s.start, s.end)]
@@ -478,20 +480,20 @@ def test_extend_merges_equal_versions() -> None:
         [Segment(4, 0, 1), Segment(6, 1, 3)], 0.7, FinishReason.STOP,
     )  # fmt: skip
     before = (head.token_ids.tolist(), list(head.segments), list(tail.segments))
-    whole = wire.extend(head, tail)
+    whole = payloads.extend(head, tail)
     assert whole.segments == [Segment(4, 0, 3), Segment(6, 3, 5)]
     assert whole.versions == (4, 6)
     assert (head.token_ids.tolist(), list(head.segments), list(tail.segments)) == before
-    assert wire.extend(wire.empty_trajectory(0.7), tail).segments == tail.segments
+    assert payloads.extend(payloads.empty_trajectory(0.7), tail).segments == tail.segments
 
 
 def test_entries_from_before_there_were_environments_decode() -> None:
     """None of the fields is there: a response of one turn."""
-    [t] = wire.decode_sample(
+    [t] = payloads.decode_sample(
         pb.Sample(prompt=good_prompt(), trajectories=[good_trajectory()]).SerializeToString()
     ).trajectories
     assert (t.turns, t.turn_ends, t.environment_state, t.environment_metrics) == (1, [], None, {})
-    [t] = wire.decode_parked(
+    [t] = payloads.decode_parked(
         pb.ParkedGroup(trajectories=[good_trajectory(finish_reason=0)]).SerializeToString()
     )
     assert (t.turns, t.awaits_environment, t.environment_state) == (0, False, None)
@@ -503,7 +505,7 @@ def test_extend_keeps_the_turns_and_the_state() -> None:
         [Segment(4, 0, 2)], 0.7, FinishReason.UNFINISHED, turn_ends=[2], environment_state={"a": 1},
     )  # fmt: skip
     assert head.awaits_environment
-    whole = wire.extend(head, wire.added_by_environment([7, 8], 5, 0.7))
+    whole = payloads.extend(head, payloads.added_by_environment([7, 8], 5, 0.7))
     assert (whole.turn_ends, whole.environment_state, whole.awaits_environment) == ([2], {"a": 1}, False)
     assert whole.loss_mask.tolist() == [1, 1, 0, 0]
     assert whole.log_probs.tolist() == [-1, -2, 0, 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
-from headrace.trace_reading import Event, read
+from headrace.traces.reading import Event, read
 
 S = 10**9
 

@@ -12,7 +12,7 @@ from headrace.algorithms.m2po import second_moment_mask
 from headrace.algorithms.masked import masked_mean
 from headrace.algorithms.policy_loss import PolicyLossSettings
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
-from headrace.staleness import StalenessRule
+from headrace.config.staleness import StalenessRule
 from tests.unit.vectors_file import Vectors, compare_correction_metric, lookup, number
 from tests.unit.vectors_losses import leaf_loss, loss_input
 

@@ -3,12 +3,12 @@
 Environment: HEADRACE_REDIS_URL (otherwise redis.url of the configuration), HEADRACE_REDIS_PASSWORD (where the
 URL has none), HEADRACE_RUN_DIR (where `eval.jsonl` and `ledger.json` are written and checkpoints are looked
 for; optional), HEADRACE_TOKEN (for requests that change something). Exit codes: 0 after SIGTERM or SIGINT,
-otherwise those of `headrace.endings`.
+otherwise those of `headrace.system.endings`.
 """
 
 from __future__ import annotations
 
-from headrace.early_stop import end_when_told
+from headrace.service.early_stop import end_when_told
 
 end_when_told(0)  # before the other imports, which take seconds
 

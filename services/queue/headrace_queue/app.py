@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from headrace import __version__
-from headrace.environment import token_matches
+from headrace.connections.variables import token_matches
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerError
 from headrace.ledger.replies import Stats, Verdict

@@ -21,8 +21,8 @@ from headrace.data.feed_order import FeedOrder
 from headrace.data.rows import Row
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.reward.prompt import with_prompt
-from headrace.wire import Int32Array, Prompt, encode_prompt
+from headrace.rewards.prompt import with_prompt
+from headrace.wire.payloads import Int32Array, Prompt, encode_prompt
 
 log = logging.getLogger(__name__)
 

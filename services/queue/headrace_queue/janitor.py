@@ -26,10 +26,10 @@ from typing import Any
 
 import redis
 
-from headrace import telemetry
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.observer import BeatObserver
+from headrace.service import telemetry
 
 log = logging.getLogger(__name__)
 

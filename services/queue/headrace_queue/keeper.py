@@ -10,7 +10,7 @@ import asyncio
 
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.ledger_record import LedgerRecord
+from headrace.ledger.record import LedgerRecord
 
 PERIOD_S = 1.0
 

@@ -19,8 +19,8 @@ from typing import Protocol
 
 import redis
 
-from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG
 from headrace.ledger.client import LedgerError, LedgerUnavailable, LedgerWentBack, LoginRefused, passes
+from headrace.system.endings import EX_BEYOND_REPAIR, EX_CONFIG
 
 log = logging.getLogger(__name__)
 

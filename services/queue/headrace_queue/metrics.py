@@ -28,7 +28,7 @@ class Memory:
     limit: int
     """`maxmemory`; 0: none."""
     needed: int
-    """What the run can take at most, by `headrace.memory`."""
+    """What the run can take at most, by `headrace.config.redis_memory`."""
 
 
 class QueueCollector(Collector):

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import redis.asyncio
 
-from headrace import environment
-from headrace.config import RunConfig
+from headrace.config.redis_memory import needed_bytes
+from headrace.config.run import RunConfig
+from headrace.connections import variables
+from headrace.connections.net import bound_socket
 from headrace.data.rows import DataError
-from headrace.endings import EX_CONFIG
 from headrace.ledger.client import AsyncLedger, LedgerError
-from headrace.ledger_record import LedgerRecord
-from headrace.memory import needed_bytes
-from headrace.net import bound_socket
+from headrace.ledger.record import LedgerRecord
 from headrace.service.http_server import HttpServer
 from headrace.service.shell import stop_event
+from headrace.system.endings import EX_CONFIG
 from headrace_queue import startup
 from headrace_queue.app import HANG_S, Service, create_app
 from headrace_queue.feeder import Feeder, PromptSource
@@ -63,11 +63,11 @@ def exit_code(error: Exception) -> int | None:
 
 async def _serve(config: RunConfig, listener: socket.socket) -> None:
     """Start, run the loops and the API, and end in order on SIGTERM or SIGINT."""
-    url = environment.secret("HEADRACE_REDIS_URL") or config.redis.url
+    url = variables.secret("HEADRACE_REDIS_URL") or config.redis.url
     if not url:
         raise startup.config_problem("no Redis is named: set HEADRACE_REDIS_URL, or redis.url in the file")
     client = await startup.connect(
-        environment.with_redis_password(url), config.redis.connect_timeout_s, config.services.start_timeout_s
+        variables.with_redis_password(url), config.redis.connect_timeout_s, config.services.start_timeout_s
     )
     try:
         await startup.check_server(client, config)
@@ -143,7 +143,7 @@ def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -
         has_fed=lambda: feeder.has_fed,
         before_scrape=before_scrape,
         memory=memory,
-        token=environment.token(),
+        token=variables.token(),
         hang_s=HANG_S + 2 * config.redis.connect_timeout_s,
     )
 

@@ -19,17 +19,17 @@ from typing import Any, cast
 import redis
 import redis.asyncio
 
-from headrace import redis_url, run_identity
-from headrace.config import RunConfig
+from headrace.config import identity, redis_url
+from headrace.config.redis_memory import too_small
+from headrace.config.run import RunConfig
+from headrace.connections.redis_client import LOGIN_REFUSED, VOLATILE, connect_async, login_refused
+from headrace.connections.redis_settings import memory_limit, server_settings
 from headrace.data import dataset
 from headrace.data.rows import Row
-from headrace.endings import EX_CONFIG, EX_UNAVAILABLE
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.memory import too_small
-from headrace.redis_connect import LOGIN_REFUSED, VOLATILE, connect_async, login_refused
-from headrace.redis_settings import memory_limit, server_settings
-from headrace.wire import Int32Array, encode_prompt
+from headrace.system.endings import EX_CONFIG, EX_UNAVAILABLE
+from headrace.wire.payloads import Int32Array, encode_prompt
 from headrace_queue.feeder import make_prompt
 from headrace_queue.loops import Fatal
 
@@ -150,7 +150,7 @@ def digest(rows: Sequence[Row], tokens: Sequence[Int32Array]) -> str:
 def fingerprint(config: RunConfig, data: dataset.DataSet) -> str:
     """What must not change during a run, as a JSON object with sorted keys: people can read a difference."""
     kept: dict[str, object] = {
-        **run_identity.of(config),
+        **identity.of(config),
         "data": digest(data.train.rows, data.train.tokens),
         "data.val": digest(data.held_out.rows, data.held_out.tokens),
     }
@@ -163,7 +163,7 @@ def continues(stored: str, ours: str) -> bool:
     """Whether `stored` is what an earlier release has written for a run like ours."""
     try:
         before, now = json.loads(stored), json.loads(ours)
-        return bool(before == {k: v for k, v in now.items() if k in before or k not in run_identity.LATER})
+        return bool(before == {k: v for k, v in now.items() if k in before or k not in identity.LATER})
     except (ValueError, AttributeError, TypeError):
         return False
 
@@ -175,7 +175,7 @@ def differences(stored: str, ours: str) -> str:
     """The keys in which two fingerprints differ, with both values."""
     try:
         before, now = json.loads(stored), json.loads(ours)
-        told = before.keys() | (now.keys() - run_identity.LATER)
+        told = before.keys() | (now.keys() - identity.LATER)
         keys = sorted(key for key in told if before.get(key) != now.get(key))
         return ", ".join(f"{k} was {_short(k, before.get(k))}, is {_short(k, now.get(k))}" for k in keys)
     except (ValueError, AttributeError):

@@ -20,12 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headrace import disk
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
-from headrace.sample_checks import validation_result
+from headrace.system import disk
 from headrace.v1.sample_pb2 import ValidationResult
-from headrace.wire import WireError
+from headrace.wire.payloads import WireError
+from headrace.wire.sample_checks import validation_result
 
 log = logging.getLogger(__name__)
 

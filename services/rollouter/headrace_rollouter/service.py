@@ -17,36 +17,38 @@ from typing import Any
 
 import redis
 
-from headrace import disk, environment, telemetry
-from headrace.algorithms.checks import load_estimator
-from headrace.comm import CommunicatorError, nccl_version
-from headrace.config import RunConfig
-from headrace.coordinator_stream import CoordinatorRefused, TokenRefused
-from headrace.endings import EX_CONFIG, EX_SOFTWARE
-from headrace.engines import ENGINES
+from headrace.config.algorithm_checks import load_estimator
+from headrace.config.run import RunConfig
+from headrace.connections import variables
+from headrace.connections.net import bound_socket
+from headrace.connections.redis_client import connect, connect_async
+from headrace.connections.tls import TlsError
 from headrace.environments.loading import EnvironmentFailed
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, LedgerUnavailable, LedgerWentBack, LoginRefused, SyncLedger
-from headrace.ledger_record import LedgerRecord
+from headrace.ledger.record import LedgerRecord
 from headrace.metrics import rollouter as table
-from headrace.model_files import eos_token_ids, vocabulary_size
-from headrace.net import bound_socket
-from headrace.redis_connect import connect, connect_async
-from headrace.reward import RewardError, build_scorer
-from headrace.sample_checks import SampleReader
+from headrace.models.files import eos_token_ids, vocabulary_size
+from headrace.plugins.engines import ENGINES
+from headrace.rewards import RewardError, build_scorer
+from headrace.service import telemetry
+from headrace.service.coordinator_stream import CoordinatorRefused, TokenRefused
 from headrace.service.http_server import HttpServer
 from headrace.service.shell import last_words, stop_event
-from headrace.startup import until_configured
-from headrace.telemetry import RolloutTelemetry
-from headrace.tls import TlsError
-from headrace.trace import recorder
+from headrace.service.startup import until_configured
+from headrace.service.telemetry import RolloutTelemetry
+from headrace.system import disk
+from headrace.system.endings import EX_CONFIG, EX_SOFTWARE
+from headrace.traces.recording import recorder
+from headrace.weights.transports import CommunicatorError, nccl_version
+from headrace.wire.sample_checks import SampleReader
 from headrace_rollouter import metrics
-from headrace_rollouter.beats import Beats
-from headrace_rollouter.engine import Engine, EngineFailed
-from headrace_rollouter.environment_turns import environment_turns
-from headrace_rollouter.health import build_app, missing
-from headrace_rollouter.member import Expelled, Member
-from headrace_rollouter.work import Worker
+from headrace_rollouter.generation.environment_turns import environment_turns
+from headrace_rollouter.generation.work import Worker
+from headrace_rollouter.inference.engine import Engine, EngineFailed
+from headrace_rollouter.membership.beats import Beats
+from headrace_rollouter.membership.health import build_app, missing
+from headrace_rollouter.membership.member import Expelled, Member
 
 log = logging.getLogger("headrace.rollouter")
 
@@ -78,10 +80,10 @@ class Rollouter:
         nccl = nccl_version(config.sync.transport)  # so does a missing NCCL
         scorer = build_scorer(config)
         await scorer.start()  # and a reward that cannot be loaded
-        client = connect_async(environment.redis_url())
+        client = connect_async(variables.redis_url())
         # An unreachable Redis shows before the engine loads.
         found = AsyncLedger(
-            client, config.name, retry_s=0.0, seen=LedgerRecord(environment.run_dir_if_set()).marks
+            client, config.name, retry_s=0.0, seen=LedgerRecord(variables.run_dir_if_set()).marks
         )
         await until_configured(found, config)
         ledger = AsyncLedger(
@@ -91,7 +93,7 @@ class Rollouter:
             waits_when_full=True,
             seen=found.seen,
         )
-        beats = connect(environment.redis_url(), config.ledger.lease_s / 3)
+        beats = connect(variables.redis_url(), config.ledger.lease_s / 3)
         self.beats = Beats(
             SyncLedger(beats, config.name, retry_s=0.0, seen=found.seen),
             self.incarnation,
@@ -127,8 +129,8 @@ class Rollouter:
             self.engine,
             self.worker,
             self.incarnation,
-            environment.coordinator(),
-            environment.token(),
+            variables.coordinator(),
+            variables.token(),
             nccl,
             config.services.start_timeout_s,
         )

@@ -23,5 +23,5 @@ def register() -> None:
 
     if "headrace" not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
-            "headrace", "headrace_rollouter.transfer_engine", "HeadraceTransferEngine"
+            "headrace", "headrace_rollouter.inference.transfer_engine", "HeadraceTransferEngine"
         )

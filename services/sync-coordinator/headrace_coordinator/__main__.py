@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.early_stop import end_when_told
+from headrace.service.early_stop import end_when_told
 
 end_when_told(0)  # before the other imports, which take seconds
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 
 import redis
 
-from headrace import recommendation, telemetry
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.ledger.client import AsyncLedger
 from headrace.metrics import coordinator as metrics
-from headrace.recommendation import Advice, Reading
-from headrace.telemetry import RolloutTelemetry
-from headrace_coordinator.notices import Committed, Notice
+from headrace.service import recommendation, telemetry
+from headrace.service.recommendation import Advice, Reading
+from headrace.service.telemetry import RolloutTelemetry
+from headrace_coordinator.rounds.notices import Committed, Notice
 
 log = logging.getLogger("headrace.coordinator.advice")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.metrics import coordinator as table
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator.connections import Connections

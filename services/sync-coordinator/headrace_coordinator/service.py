@@ -13,22 +13,23 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headrace import coordinator_stream, environment, tls
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError, load
-from headrace.endings import EX_FAILED
+from headrace.config.loading import ConfigError, load
+from headrace.config.run import RunConfig
+from headrace.connections import tls, variables
+from headrace.connections.net import PortTaken, claimed_path, unix_address
+from headrace.connections.redis_client import connect_async
 from headrace.ledger.client import AsyncLedger
-from headrace.ledger_record import LedgerRecord
-from headrace.net import PortTaken, claimed_path, unix_address
-from headrace.redis_connect import connect_async
+from headrace.ledger.record import LedgerRecord
+from headrace.service import coordinator_stream
 from headrace.service.metrics_server import serve_metrics
 from headrace.service.shell import stop_event
-from headrace.startup import until_configured
+from headrace.service.startup import until_configured
+from headrace.system.endings import EX_FAILED
 from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
-from headrace_coordinator.driver import Driver
 from headrace_coordinator.ledger_watch import watch_ledger
-from headrace_coordinator.roster import Superseded
+from headrace_coordinator.rounds.driver import Driver
+from headrace_coordinator.rounds.roster import Superseded
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
 
@@ -49,13 +50,11 @@ def exit_code(error: Exception) -> int | None:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    token = environment.token_to_listen(args.host)
+    token = variables.token_to_listen(args.host)
     seen = stamp_of(args.config)  # before it is read, so once more: what follows may take minutes
     config = load(args.config)
-    client = connect_async(environment.redis_url(), config.redis.connect_timeout_s)
-    found = AsyncLedger(
-        client, config.name, retry_s=0.0, seen=LedgerRecord(environment.run_dir_if_set()).marks
-    )
+    client = connect_async(variables.redis_url(), config.redis.connect_timeout_s)
+    found = AsyncLedger(client, config.name, retry_s=0.0, seen=LedgerRecord(variables.run_dir_if_set()).marks)
     await until_configured(found, config)
     await check_memory(config, client)
     ledger = AsyncLedger(client, config.name, retry_s=config.redis.outage_timeout_s, seen=found.seen)

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import grpc
 
-from headrace.environment import token_matches
+from headrace.connections.variables import token_matches
 from headrace.ledger import keys
 from headrace.v1 import sync_pb2 as pb
 from headrace.v1 import sync_pb2_grpc
-from headrace_coordinator import session as s
 from headrace_coordinator.connections import MemberConnection, TrainerConnection
-from headrace_coordinator.driver import Driver
 from headrace_coordinator.launches import Launches, Node
+from headrace_coordinator.rounds import session as s
+from headrace_coordinator.rounds.driver import Driver
 
 C = TypeVar("C")
 log = logging.getLogger("headrace.coordinator")

@@ -16,15 +16,15 @@ from pathlib import Path
 import redis
 import redis.asyncio
 
-from headrace import tuning
-from headrace.config import RunConfig
-from headrace.config_load import ConfigError, load
+from headrace.config import tuning
+from headrace.config.loading import ConfigError, load
+from headrace.config.redis_memory import needed_bytes
+from headrace.config.run import RunConfig
+from headrace.connections.redis_settings import memory_limit, server_settings
 from headrace.ledger.client import LedgerUnavailable
-from headrace.memory import needed_bytes
-from headrace.redis_settings import memory_limit, server_settings
 from headrace.v1 import sync_pb2 as pb
-from headrace_coordinator.driver import Driver
-from headrace_coordinator.notices import ConfigRefused, Tuned
+from headrace_coordinator.rounds.driver import Driver
+from headrace_coordinator.rounds.notices import ConfigRefused, Tuned
 
 log = logging.getLogger("headrace.coordinator.tuning")
 

@@ -1,12 +1,12 @@
 """`headrace-trainer`: starts this node's ranks under torchrun and passes stops on to them.
 
 With several nodes (`trainer.nnodes`) one of these runs on each, and the coordinator starts them together
-(HEADRACE_COORDINATOR). Exit codes: `headrace.endings`.
+(HEADRACE_COORDINATOR). Exit codes: `headrace.system.endings`.
 """
 
 from __future__ import annotations
 
-from headrace.early_stop import end_when_told
+from headrace.service.early_stop import end_when_told
 
 end_when_told(75)  # before the other imports, which take seconds
 
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from headrace.endings import EX_STOPPED
 from headrace.service.shell import Shell
+from headrace.system.endings import EX_STOPPED
 
 SHELL = Shell(
     "trainer",

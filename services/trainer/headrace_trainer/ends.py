@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from headrace.ledger import ops
-from headrace_trainer import heartbeat
-from headrace_trainer.batch import Stopped, Superseded, refused
-from headrace_trainer.policy import export_model
+from headrace_trainer.distributed import heartbeat
+from headrace_trainer.learning.batch import Stopped, Superseded, refused
+from headrace_trainer.model.policy import export_model
 
 if TYPE_CHECKING:
     from headrace_trainer.loop import Trainer

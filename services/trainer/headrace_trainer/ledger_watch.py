@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import threading
 
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, LedgerWentBack, SyncLedger
 from headrace.ledger.marks import Marks
-from headrace.redis_connect import connect
 
 PERIOD_S = 1.0
 _TIMEOUT_S = 2.0

@@ -12,35 +12,36 @@ import gc
 import logging
 from pathlib import Path
 
-from headrace import environment
-from headrace.comm import nccl_version
-from headrace.comm.store import serve_store
-from headrace.config import RunConfig
-from headrace.endings import EX_STOPPED
+from headrace.config.run import RunConfig
+from headrace.connections import variables
+from headrace.connections.net import address_facing
+from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
-from headrace.ledger_record import LedgerRecord
-from headrace.model_files import vocabulary_size
-from headrace.net import address_facing
-from headrace.redis_connect import connect
-from headrace.sample_checks import SampleReader
-from headrace.trained_log import TrainedLog
-from headrace.weights.checkpoint_format import check_names
+from headrace.ledger.record import LedgerRecord
+from headrace.models.checkpoint_format import check_names
+from headrace.models.files import vocabulary_size
+from headrace.records.trained_log import TrainedLog
+from headrace.system.endings import EX_STOPPED
 from headrace.weights.snapshot import Snapshot
-from headrace_trainer import ends, heartbeat
-from headrace_trainer.batch import Batch, Batches, Stopped, refused
-from headrace_trainer.checkpoint import Checkpoints
-from headrace_trainer.launcher import STARTED
-from headrace_trainer.learner import Learned, Learner
+from headrace.weights.transports import nccl_version
+from headrace.weights.transports.store import serve_store
+from headrace.wire.sample_checks import SampleReader
+from headrace_trainer import ends
+from headrace_trainer.checkpoints.checkpoint import Checkpoints
+from headrace_trainer.checkpoints.resume import open_lineage, recover
+from headrace_trainer.distributed import heartbeat
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.launch.launcher import STARTED
+from headrace_trainer.learning.batch import Batch, Batches, Stopped, refused
+from headrace_trainer.learning.learner import Learned, Learner
+from headrace_trainer.learning.window_rule import WindowRule
 from headrace_trainer.ledger_watch import LedgerWatch
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import StepReport
-from headrace_trainer.resume import open_lineage, recover
-from headrace_trainer.rounds import Rounds
+from headrace_trainer.records.report import StepReport
 from headrace_trainer.save_schedule import SaveSchedule
-from headrace_trainer.sync_client import SyncClient
-from headrace_trainer.weight_server import WeightServer
-from headrace_trainer.window_rule import WindowRule
+from headrace_trainer.sync.rounds import Rounds
+from headrace_trainer.sync.sync_client import SyncClient
+from headrace_trainer.sync.weight_server import WeightServer
 
 log = logging.getLogger("headrace.trainer")
 
@@ -62,7 +63,7 @@ class Trainer:
         self.record = LedgerRecord(run_dir)
         self._watch: LedgerWatch | None = None
         self.ledger = SyncLedger(
-            connect(environment.redis_url()),
+            connect(variables.redis_url()),
             config.name,
             retry_s=config.redis.outage_timeout_s,
             sleep=heartbeat.sleep,
@@ -106,7 +107,7 @@ class Trainer:
                 self.progress.lineage, self.progress.step, version=version, run_id=self.progress.run_id
             )
             self._note_ledger()
-            self._watch = LedgerWatch(environment.redis_url(), self.config.name, self.ledger.seen)
+            self._watch = LedgerWatch(variables.redis_url(), self.config.name, self.ledger.seen)
             self.report.began(self.progress.step)
         self.batches = Batches(
             self.config,
@@ -130,8 +131,8 @@ class Trainer:
                 self.progress.lineage,
                 address[0],
                 address[1],
-                environment.coordinator(),
-                environment.token(),
+                variables.coordinator(),
+                variables.token(),
                 self.report.canary,
                 nccl_version(self.config.sync.transport),
                 self.config.services.start_timeout_s,
@@ -153,7 +154,7 @@ class Trainer:
         gc.freeze()  # what is loaded stays: full collections need not walk it
 
     def _host(self) -> str:
-        return address_facing(environment.coordinator())
+        return address_facing(variables.coordinator())
 
     # -- loop ------------------------------------------------------------------------------------
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from headrace.config import RunConfig
-from headrace_trainer.checkpoint import Checkpoints
-from headrace_trainer.progress import Progress
-from headrace_trainer.ranks import Ranks
-from headrace_trainer.report import StepReport
+from headrace.config.run import RunConfig
+from headrace_trainer.checkpoints.checkpoint import Checkpoints
+from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.distributed.ranks import Ranks
+from headrace_trainer.records.report import StepReport
 
 
 class SaveSchedule:

@@ -7,11 +7,11 @@ import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from headrace import environment
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
+from headrace.connections import variables
 from headrace.records.layout import RunLayout
-from headrace_trainer import heartbeat
-from headrace_trainer.launcher import Launcher
+from headrace_trainer.distributed import heartbeat
+from headrace_trainer.launch.launcher import Launcher
 
 
 def serve(config: RunConfig, args: argparse.Namespace) -> int:
@@ -27,9 +27,9 @@ def exit_code(_: Exception) -> int | None:
 
 def _trace_of_others(config: RunConfig) -> AbstractContextManager[None]:
     """In a cluster the other pods' events come here. Not in a rank: they come also while there are none."""
-    run_dir = environment.run_dir_if_set()
+    run_dir = variables.run_dir_if_set()
     if not config.trace.enable or run_dir is None or not RunLayout(run_dir).in_cluster:
         return nullcontext()
-    from headrace.trace_relay import collecting
+    from headrace.traces.relay import collecting
 
-    return collecting(environment.redis_url(), config.name, run_dir)
+    return collecting(variables.redis_url(), config.name, run_dir)

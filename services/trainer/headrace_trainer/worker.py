@@ -12,26 +12,29 @@ from pathlib import Path
 import torch
 from prometheus_client import REGISTRY
 
-from headrace import environment, logs
-from headrace.algorithms.checks import load_algorithms
-from headrace.checkpoints import CheckpointError
-from headrace.comm import CommunicatorError, nccl_version
-from headrace.config_load import load
-from headrace.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED
+from headrace.config.algorithm_checks import load_algorithms
+from headrace.config.loading import load
+from headrace.connections import variables
 from headrace.ledger.client import AdoptError
+from headrace.records.checkpoints import CheckpointError
 from headrace.records.layout import leave_config
 from headrace.service.exit_codes import common_exit_code
 from headrace.service.metrics_server import serve_metrics
 from headrace.service.spawn import die_with
-from headrace_trainer import heartbeat, metrics, verdict
-from headrace_trainer.batch import ClaimFailed, RefillExhausted, Superseded
-from headrace_trainer.checkpoint import SaveFailed
-from headrace_trainer.launcher import AGENT
+from headrace.system import logs
+from headrace.system.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED
+from headrace.weights.transports import CommunicatorError, nccl_version
+from headrace_trainer.checkpoints.checkpoint import SaveFailed
+from headrace_trainer.distributed import heartbeat
+from headrace_trainer.distributed.ranks import Ranks, keep_to_share
+from headrace_trainer.launch import verdict
+from headrace_trainer.launch.launcher import AGENT
+from headrace_trainer.launch.verdict import Verdict
+from headrace_trainer.learning.batch import ClaimFailed, RefillExhausted, Superseded
 from headrace_trainer.loop import NotFinite, NothingTrained, Trainer
-from headrace_trainer.ranks import Ranks, keep_to_share
-from headrace_trainer.rounds import sync_limit_s
-from headrace_trainer.sync_client import SyncFailed, SyncRefused
-from headrace_trainer.verdict import Verdict
+from headrace_trainer.records import metrics
+from headrace_trainer.sync.rounds import sync_limit_s
+from headrace_trainer.sync.sync_client import SyncFailed, SyncRefused
 
 log = logging.getLogger("headrace.trainer")
 
@@ -85,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # one per node
         shown = REGISTRY if ranks.is_first else metrics.process_only()
         serve_metrics(args.host or config.services.host, args.port, shown)
-    run_dir = environment.run_dir()
+    run_dir = variables.run_dir()
     if ranks.is_first:
         leave_config(config, args.config, run_dir)
     code = Trainer(config, ranks, run_dir, args.state / "stop").run()

@@ -27,20 +27,30 @@ from typing import Any
 
 MOMENTS: dict[str, tuple[str, str, str, str]] = {
     # moment: module, class, method, before or after it
-    "member-pauses": ("headrace_rollouter.member", "Member", "_pause", "before"),
-    "member-joins": ("headrace_rollouter.member", "Member", "_join", "before"),
-    "member-receives": ("headrace_rollouter.transfer_engine", "HeadraceTransferEngine", "_receive", "before"),
-    "member-has-loaded": ("headrace_rollouter.engine", "Engine", "load", "after"),
-    "member-resumes": ("headrace_rollouter.member", "Member", "_resume", "before"),
-    "trainer-writes-snapshot": ("headrace_trainer.weight_server", "WeightServer", "write_snapshot", "before"),
-    "trainer-forms": ("headrace_trainer.weight_server", "WeightServer", "form", "before"),
-    "trainer-sends": ("headrace_trainer.weight_server", "WeightServer", "_broadcast", "before"),
-    "trainer-has-sent": ("headrace_trainer.weight_server", "WeightServer", "send", "after"),
+    "member-pauses": ("headrace_rollouter.membership.member", "Member", "_pause", "before"),
+    "member-joins": ("headrace_rollouter.membership.member", "Member", "_join", "before"),
+    "member-receives": (
+        "headrace_rollouter.inference.transfer_engine",
+        "HeadraceTransferEngine",
+        "_receive",
+        "before",
+    ),
+    "member-has-loaded": ("headrace_rollouter.inference.engine", "Engine", "load", "after"),
+    "member-resumes": ("headrace_rollouter.membership.member", "Member", "_resume", "before"),
+    "trainer-writes-snapshot": (
+        "headrace_trainer.sync.weight_server",
+        "WeightServer",
+        "write_snapshot",
+        "before",
+    ),
+    "trainer-forms": ("headrace_trainer.sync.weight_server", "WeightServer", "form", "before"),
+    "trainer-sends": ("headrace_trainer.sync.weight_server", "WeightServer", "_broadcast", "before"),
+    "trainer-has-sent": ("headrace_trainer.sync.weight_server", "WeightServer", "send", "after"),
     "trainer-acknowledges": ("headrace_trainer.loop", "Trainer", "_acknowledge", "before"),
-    "trainer-saves": ("headrace_trainer.checkpoint", "Checkpoints", "_publish", "before"),
-    "coordinator-holds": ("headrace_coordinator.driver", "Driver", "_round", "before"),
-    "coordinator-commits": ("headrace_coordinator.driver", "Driver", "_commit", "before"),
-    "coordinator-has-committed": ("headrace_coordinator.driver", "Driver", "_commit", "after"),
+    "trainer-saves": ("headrace_trainer.checkpoints.checkpoint", "Checkpoints", "_publish", "before"),
+    "coordinator-holds": ("headrace_coordinator.rounds.driver", "Driver", "_round", "before"),
+    "coordinator-commits": ("headrace_coordinator.rounds.driver", "Driver", "_commit", "before"),
+    "coordinator-has-committed": ("headrace_coordinator.rounds.driver", "Driver", "_commit", "after"),
 }
 
 

@@ -3,8 +3,8 @@ import time
 
 import numpy as np
 
-from headrace.wire import Trajectory
-from headrace_rollouter.engine import Engine
+from headrace.wire.payloads import Trajectory
+from headrace_rollouter.inference.engine import Engine
 
 log = logging.getLogger("headrace_example")
 

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 import torch
 
-from headrace.config_algorithm import OptimConfig
+from headrace.config.algorithm import OptimConfig
 
 
 def sgd(parameters: Iterable[torch.nn.Parameter], settings: OptimConfig) -> torch.optim.Optimizer:

@@ -3,8 +3,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config import RunConfig
-from headrace.trackers import Tracker
+from headrace.config.run import RunConfig
+from headrace.records.trackers import Tracker
 
 
 class Csv(Tracker):

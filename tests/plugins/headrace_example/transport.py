@@ -3,7 +3,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from headrace.comm import CommunicatorError, Transport
+from headrace.weights.transports import CommunicatorError, Transport
 
 
 class StoreCommunicator:

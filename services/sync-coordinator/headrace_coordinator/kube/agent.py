@@ -21,17 +21,17 @@ from typing import Any
 
 import redis
 
-from headrace import telemetry
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError
 from headrace.metrics import coordinator as metrics
-from headrace_coordinator.driver import Driver
+from headrace.service import telemetry
 from headrace_coordinator.kube.api import Cluster, ClusterError, Expired, Pod
 from headrace_coordinator.kube.completion import Completion
 from headrace_coordinator.kube.rules import Aggregator, costs_to_set
-from headrace_coordinator.notices import ConfigRefused, Fenced, SyncFailed, Tuned
-from headrace_coordinator.roster import replica_of
+from headrace_coordinator.rounds.driver import Driver
+from headrace_coordinator.rounds.notices import ConfigRefused, Fenced, SyncFailed, Tuned
+from headrace_coordinator.rounds.roster import replica_of
 
 log = logging.getLogger("headrace.coordinator.kube")
 

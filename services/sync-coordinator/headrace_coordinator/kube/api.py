@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headrace.config_kubernetes import KubernetesConfig
+from headrace.config.kubernetes import KubernetesConfig
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

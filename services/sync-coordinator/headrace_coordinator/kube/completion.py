@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 
 import redis
 
-from headrace.config_kubernetes import KubernetesConfig
+from headrace.config.kubernetes import KubernetesConfig
 from headrace.ledger import keys, ops
 from headrace.ledger.client import LedgerError
-from headrace_coordinator.driver import Driver
 from headrace_coordinator.kube.api import Cluster
+from headrace_coordinator.rounds.driver import Driver
 
 log = logging.getLogger("headrace.coordinator.kube")
 

@@ -1,0 +1,1 @@
+"""verl's keys and values, and what they mean here."""

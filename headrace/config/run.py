@@ -1,0 +1,411 @@
+"""The run's configuration: one pydantic model, the same for every service, local or in a cluster.
+
+Keys are named as verl names them where the meaning is the same. Unknown keys are refused
+(`headrace.config.loading` adds the nearest known one to the message); values that do not fit together
+are refused when the file is read, with the change that mends it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from headrace.algorithms.registries import Estimator
+from headrace.config.algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
+from headrace.config.algorithm_checks import estimator_of
+from headrace.config.base import INITIAL, LIVE, RUN, RUN_NOT_IN_LEDGER, Section
+from headrace.config.data import DataConfig
+from headrace.config.environment import EnvironmentConfig
+from headrace.config.gpu_arithmetic import Sharing, sharing
+from headrace.config.kubernetes import KubernetesConfig
+from headrace.config.problems import cross_field_problems
+from headrace.config.reading import DumpConfig
+from headrace.config.reward import CustomRewardConfig, RewardConfig
+from headrace.config.staleness import MODE_PARAMETERS, Mode, StalenessRule, derive_mode
+from headrace.plugins.engines import ENGINES
+from headrace.plugins.trackers import CONSOLE, known_tracker
+from headrace.plugins.transports import TRANSPORTS
+
+
+class ModelConfig(Section):
+    """The policy: a Hugging Face model directory."""
+
+    path: Annotated[str, RUN]
+    """Directory with config.json, tokenizer and safetensors weights, or a demo: `demo:spell_backward`,
+    `demo:long_tail`, `demo:calculator`."""
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], RUN] = "bfloat16"
+    """Compute and wire dtype: the engine runs in it and weights travel in it."""
+    max_model_len: int | None = Field(None, gt=0)
+    """Longest prompt + response in tokens that the engine is built for; the sum of both limits when unset."""
+    trust_remote_code: bool = False
+    """Run Python code that the model directory brings along."""
+    enable_gradient_checkpointing: bool | None = None
+    """Keep one activation per layer and token, and compute the rest again in the backward pass: a third more
+    time, a tenth of the memory. Unset: for models of over 1 B parameters."""
+
+    def recomputes(self, parameters: int) -> bool:
+        """Whether a model of that many parameters computes its layers again in the backward pass."""
+        wanted = self.enable_gradient_checkpointing
+        return parameters > 10**9 if wanted is None else wanted
+
+
+class EngineConfig(Section):
+    """What goes to the vLLM engine of each rollouter."""
+
+    tensor_parallel_size: int = Field(1, gt=0)
+    """GPUs per engine."""
+    kv_cache_memory_bytes: int = Field(256 * 1024 * 1024, gt=0)
+    """KV cache on the CPU backend, bytes."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of the GPU memory that the engine may use (CUDA). With `mode: colocated_sync` the trainer, on the
+    same GPU, has what is left."""
+    max_num_seqs: int = Field(128, gt=0)
+    """Sequences the engine runs at once."""
+    enforce_eager: bool = True
+    """Run without CUDA graphs and compilation; false is faster on GPUs. On CPU nothing is compiled."""
+    omp_threads: int = Field(1, gt=0)
+    """Threads of the CPU backend, per replica."""
+
+
+class RolloutConfig(Section):
+    """Generation: how much, how many at once, by whom."""
+
+    name: Annotated[str, AfterValidator(ENGINES.checked)] = "vllm"
+    """The inference engine: `vllm`, or one of an installed package."""
+    n: Annotated[int, RUN] = Field(8, gt=0)
+    """Trajectories per sample: the group."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of training rollouts; it travels with each trajectory."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the most likely tokens that have this probability together; 1 for all."""
+    top_k: int = Field(-1, ge=-1)
+    """Sample from that many of the most likely tokens; -1 for all."""
+    total_rollout_steps: Annotated[int, RUN] = Field(gt=0)
+    """Samples to generate and train in the whole run."""
+    test_freq: int = Field(10, ge=0)
+    """Validate every that many policy versions (the first and the last always); 0 turns it off."""
+    replicas: Annotated[int, INITIAL] = Field(2, ge=0)
+    """Rollouters that the local runner starts with; `headrace scale` changes their number."""
+    cpus: list[int] | None = Field(None, min_length=1)
+    """Cores that the rollouters of a local run are bound to; unset: any."""
+    max_concurrent_samples: int = Field(8, gt=0)
+    """Samples that one rollouter works on at once."""
+    sample_timeout_s: float = Field(600.0, gt=0)
+    """Deadline of one sample from take to finish, pauses not counted."""
+    engine: EngineConfig = EngineConfig()
+
+
+class AsyncTrainingConfig(Section):
+    """How generation and training overlap. The mode is derived from these (`headrace run --dry-run`)."""
+
+    require_batches: int = Field(1, gt=0)
+    """R: mini-batches that the trainer claims at once."""
+    trigger_parameter_sync_step: Annotated[int, LIVE] = Field(1, gt=0)
+    """S: local updates between two syncs."""
+    staleness_threshold: Annotated[float, LIVE] = Field(0.0, ge=0, le=64)
+    """Eta: how much may be generated beyond the current window, as a share of it."""
+    partial_rollout: bool = False
+    """Interrupt running work at a sync and continue it under the new weights. Unset: true when
+    `staleness_threshold` is above 0, where alone it has an effect."""
+    max_version_gap: int | None = Field(None, gt=0)
+    """K: with partial rollout, running work that would get tokens of more than K versions is let finish
+    before the sync. Unset: no bound."""
+    use_rollout_log_probs: bool = True
+    """The old log-probs of the ratio are the engine's, token by token; false: the trainer recomputes them
+    under the weights at the start of the sync window."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _partial_only_with_staleness(cls, data: Any) -> Any:
+        """What the default of `partial_rollout` is, so that the resolved configuration says what happens."""
+        if not isinstance(data, dict) or data.get("partial_rollout") is not None:
+            return data
+        try:
+            positive = float(data.get("staleness_threshold", 0.0)) > 0
+        except (TypeError, ValueError):
+            positive = False  # refused by its own field
+        return {**data, "partial_rollout": positive}
+
+
+class TrainerConfig(Section):
+    """Ranks, checkpoints, waiting."""
+
+    nnodes: int = Field(1, gt=0)
+    """Trainer nodes."""
+    n_gpus_per_node: int = Field(2, gt=0)
+    """Ranks per node (processes; GPUs when `device` is cuda)."""
+    cpus: list[int] | None = Field(None, min_length=1)
+    """Cores that the ranks of a local run are bound to; unset: any."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the trainer computes."""
+    omp_threads: int = Field(1, gt=0)
+    """Threads per rank on CPU."""
+    peak_flops: float = Field(0.0, ge=0)
+    """Floating-point operations per second that the device of one rank is made for, e.g. 989e12 for an H100
+    in bfloat16; with it `perf/mfu` is reported."""
+    save_freq: int = Field(0, ge=0)
+    """Checkpoint every that many policy versions; 0 only at the end and on an orderly stop."""
+    save_interval_s: float = Field(0.0, ge=0)
+    """Checkpoint also at the first commit after so many seconds without one; 0 turns it off."""
+    save_timeout_s: float = Field(1800.0, gt=0)
+    """Longest writing of a checkpoint; it happens while training goes on."""
+    max_ckpt_to_keep: int = Field(2, gt=0)
+    """Checkpoints kept; older ones are removed."""
+    resume: str = "auto"
+    """`auto`: from the newest checkpoint of the run, which is refused when it is damaged; `never`: start
+    anew; a path: from that checkpoint of the run, setting newer ones aside."""
+    claim_timeout_s: float = Field(1800.0, gt=0)
+    """Longest wait for samples before the trainer gives up with an error; while no rollouter takes part the
+    clock stands still."""
+    max_skipped_updates: int = Field(5, gt=0)
+    """Local updates in a row of which nothing was finite, after which the run stops with an error."""
+    logger: list[str] = [CONSOLE]
+    """Where the rows of `metrics.jsonl` and the held-out scores go beside the run's own files: `tensorboard`
+    and `wandb` need `.venv/bin/pip install -e '.[logging]'`, others a package of theirs; `console` is what
+    the runner shows anyway."""
+    project_name: str = "headrace"
+    """Project in Weights & Biases; the run's `name` is its name there too."""
+
+    @field_validator("logger")
+    @classmethod
+    def _known_trackers(cls, names: list[str]) -> list[str]:
+        return [known_tracker(name) for name in names]
+
+
+class ValConfig(Section):
+    """Validation on held-out prompts."""
+
+    n: Annotated[int, RUN] = Field(1, gt=0)
+    """Responses per held-out prompt; with more than one, mean@n, best@n and maj@n are reported."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of validation; 0 is greedy."""
+
+    max_delay_s: float = Field(120.0, ge=0)
+    """How long the next commit waits for a running validation."""
+
+
+class SyncConfig(Section):
+    """Weight transfer. `gloo` works on CPU and, staged through the host, on CUDA; `nccl` needs CUDA."""
+
+    transport: Annotated[str, AfterValidator(TRANSPORTS.checked)] = "gloo"
+    """How weights travel: `gloo`, `nccl`, or one of an installed package."""
+    bucket_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    """Size of one broadcast."""
+    pause_timeout_s: float = Field(30.0, gt=0)
+    """A member that has not paused by then is expired."""
+    drain_stall_s: float = Field(60.0, gt=0)
+    """A member that is to let running work finish is given up when no token came for so long."""
+    rendezvous_timeout_s: float = Field(60.0, gt=0)
+    """Longest meeting of a new weight group."""
+    transfer_timeout_s: float = Field(300.0, gt=0)
+    """Longest transfer of all weights to all members."""
+    max_attempts: int = Field(3, gt=0)
+    """Tries of one round before every member is expired."""
+    canary_tolerance: float | None = Field(None, gt=0)
+    """Largest log-prob difference after a sync; beyond it the engine is not trusted and restarted.
+    Unset: 0.05 in float32, 1 in lower precision, where logits are rounded coarsely."""
+
+
+class LedgerConfig(Section):
+    """Leases and retries."""
+
+    lease_s: float = Field(10.0, gt=0)
+    """An owner whose beat stands still for so long has expired."""
+    max_retries: int = Field(2, ge=0)
+    """Failures (reward error, time-out) of one sample before it is dead."""
+    max_crashes: int = Field(3, ge=0)
+    """Owners that may expire over one sample before it is dead (a poison prompt)."""
+
+
+class RedisConfig(Section):
+    """Where the ledger lives."""
+
+    url: Annotated[str | None, RUN_NOT_IN_LEDGER] = None
+    """`redis://` or `rediss://` URL; unset: the bundled Valkey server is started by the runner."""
+    connect_timeout_s: float = Field(5.0, gt=0)
+    """How long one attempt to reach Redis may take at start. Services try again for as long as their start
+    may take (`services.start_timeout_s`); `headrace run` asks once, before it starts any."""
+    allow_volatile: bool = False
+    """Accept a server of your own that keeps nothing on disk: a restart of it ends the run."""
+    max_memory_bytes: int = Field(0, ge=0)
+    """Memory of the bundled server; when it is used up the rollouters wait until something is trained, and
+    nothing is ever evicted. 0 for no limit. A server of your own has its own `maxmemory`."""
+    outage_timeout_s: float = Field(300.0, gt=0)
+    """How long a service that runs waits for a Redis that is away; the run stands still meanwhile and nobody
+    is expired. After that the service ends and is started anew."""
+
+    @field_validator("url")
+    @classmethod
+    def _scheme(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return value
+
+
+class TraceConfig(Section):
+    """A timeline of the run for `headrace trace`."""
+
+    enable: bool = False
+    """Every process records its phases and samples under `trace/` in the run's directory; in a cluster by way
+    of Redis where a pod does not mount it."""
+    max_events: int = Field(500_000, gt=0)
+    """Events that one process records at most."""
+
+
+class ServicesConfig(Section):
+    """Where the services of a local run listen."""
+
+    host: str = "127.0.0.1"
+    """Address on which the ports of a local run's services listen."""
+    queue_port: int = Field(0, ge=0, le=65535)
+    """HTTP port of the queue service; 0 for a free one."""
+    coordinator_port: int = Field(0, ge=0, le=65535)
+    """gRPC port of the sync coordinator, for programs of your own. Another user can take it when that has
+    crashed, and is sent the token. 0: a Unix socket in a folder that other users cannot enter."""
+    max_restarts: int = Field(3, ge=0)
+    """Restarts of one service before the run fails; after two minutes without one it counts anew (for the
+    trainer only if it has saved a checkpoint since)."""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """Longest start of any service, what it waits for included: Redis, and a run that is set up in it."""
+    stop_timeout_s: float = Field(60.0, gt=0)
+    """Longest orderly stop of any service."""
+
+
+class RunConfig(Section):
+    """Everything about a run."""
+
+    name: Annotated[str, RUN_NOT_IN_LEDGER] = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    """Name of the run; also the namespace of its keys in Redis."""
+    runs_dir: str = "runs"
+    """The run lives in `runs_dir/name`."""
+    mode: Literal["one_step_off", "colocated_sync"] | None = None
+    """The two modes that `async_training` alone does not express; unset: the mode follows from it. On GPUs
+    `colocated_sync` has trainer and engines on the same ones."""
+    seed: Annotated[int, RUN] = Field(0, ge=0)
+    """Seed of everything that is drawn: order of prompts, sampling, the demo's warm-up."""
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    actor: ActorConfig
+    critic: CriticConfig = CriticConfig()
+    ref: RefConfig = RefConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    async_training: AsyncTrainingConfig = AsyncTrainingConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    custom_reward_function: CustomRewardConfig = CustomRewardConfig()
+    reward: RewardConfig = RewardConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    val: ValConfig = ValConfig()
+    sync: SyncConfig = SyncConfig()
+    ledger: LedgerConfig = LedgerConfig()
+    redis: RedisConfig = RedisConfig()
+    services: ServicesConfig = ServicesConfig()
+    trace: TraceConfig = TraceConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    dump: DumpConfig = DumpConfig()
+
+    @property
+    def rule(self) -> StalenessRule:
+        a = self.async_training
+        return StalenessRule(
+            sync_steps=a.trigger_parameter_sync_step,
+            require_batches=a.require_batches,
+            mini_batch=self.actor.ppo_mini_batch_size,
+            threshold=a.staleness_threshold,
+            partial_rollout=a.partial_rollout,
+            max_version_gap=a.max_version_gap,
+        )
+
+    @property
+    def derived_mode(self) -> Mode:
+        """`mode`, or what the parameters amount to."""
+        return Mode(self.mode) if self.mode is not None else derive_mode(self.rule)
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether the trainer waits for every sync round before it goes on: the modes that are defined by
+        their boundaries."""
+        return self.mode is not None
+
+    @property
+    def gpu_sharing(self) -> Sharing | None:
+        """How trainer and engines divide the GPUs that they share; None where each has its own."""
+        if self.mode != "colocated_sync" or self.trainer.device != "cuda":
+            return None
+        engine = self.rollout.engine
+        return sharing(
+            self.world_size, self.rollout.replicas, engine.tensor_parallel_size, engine.gpu_memory_utilization
+        )
+
+    @property
+    def recomputes_old(self) -> bool:
+        """Whether the trainer keeps the window's first weights and scores every batch under them."""
+        return not self.async_training.use_rollout_log_probs
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether every group gets a greedy response beside it."""
+        return self.estimator.greedy_baseline
+
+    @property
+    def estimator(self) -> Estimator:
+        """Raises ValueError while one of the user's is not imported: `algorithms.checks.load_estimator`."""
+        found = estimator_of(self)
+        if found is None:
+            raise ValueError(f"{self.algorithm.adv_estimator} is not imported yet")
+        return found
+
+    @property
+    def canary_limit(self) -> float:
+        """`sync.canary_tolerance`, or what suits `model.dtype`."""
+        if self.sync.canary_tolerance is not None:
+            return self.sync.canary_tolerance
+        return 0.05 if self.model.dtype == "float32" else 1.0
+
+    @property
+    def world_size(self) -> int:
+        """Trainer ranks."""
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node
+
+    @property
+    def samples_per_update(self) -> int:
+        """R*M: samples that one claim takes."""
+        return self.async_training.require_batches * self.actor.ppo_mini_batch_size
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of the whole run, when every sample is trained."""
+        return -(-self.rollout.total_rollout_steps // self.actor.ppo_mini_batch_size)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_sets_parameters(cls, data: Any) -> Any:
+        """A mode fills in the parameters that it consists of, where they are unset."""
+        mode = data.get("mode") if isinstance(data, dict) else None
+        if not isinstance(mode, str) or mode not in MODE_PARAMETERS:
+            return data
+        given = data.get("async_training") or {}
+        if not isinstance(given, dict):
+            return data
+        return {**data, "async_training": {**MODE_PARAMETERS[mode], **given}}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunConfig:
+        problems = list(cross_field_problems(self))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def to_plain(self) -> dict[str, Any]:
+        """The resolved configuration as plain data; a password in `redis.url` is masked."""
+        plain = self.model_dump(mode="json")
+        if self.redis.url:
+            from headrace.config.redis_url import masked
+
+            plain["redis"]["url"] = masked(self.redis.url)
+        return plain

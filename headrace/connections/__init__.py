@@ -1,0 +1,1 @@
+"""How processes reach each other: addresses, secrets, TLS, Redis."""

@@ -1,0 +1,27 @@
+"""Checks of `trainer.logger` before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.config.run import RunConfig
+from headrace.plugins.trackers import TRACKERS
+from headrace.plugins.user_code import UserCodeError
+from headrace.records.trackers import wanted
+
+
+def problems(config: RunConfig) -> Iterator[str]:
+    """What is wrong with the run's trackers. A shipped one imports nothing of its package."""
+    for name in wanted(config):
+        try:
+            yield from TRACKERS.get(name).problems(config)
+        except UserCodeError as error:
+            yield f"trainer.logger: {error}"
+
+
+def warnings(config: RunConfig) -> Iterator[str]:
+    for name in wanted(config):
+        try:
+            yield from TRACKERS.get(name).warnings(config)
+        except UserCodeError:
+            continue  # a problem already

@@ -1,0 +1,241 @@
+"""Which step trained which samples, as the trainer itself wrote it down: what the ledger is audited against.
+
+`trained.jsonl` in the run's directory has a row for every start of a trainer, with the step that it went on
+from, a row for every step, and a row for every end in order. A start at step k takes back everything that was
+trained after k, so the file tells the path from the first lineage to the last: what the weights have really
+seen. It is appended to and never changed, so a row that is missing, there twice or garbled was damaged; only
+a trainer that is killed while it writes leaves a part of a row, and nothing of its own behind that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.records.row_file import Line, RowFile
+
+FILE = "trained.jsonl"
+
+
+class TrainedLog:
+    """Written by the trainer's first rank."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = RowFile(run_dir / FILE, durable=True)
+
+    def began(self, lineage: int, from_step: int, *, version: int, run_id: str) -> None:
+        """A trainer goes on from `from_step`; `version` was committed last. The row also says how many are
+        before it, so that the loss of any of them shows."""
+        rows = self._file.rows
+        self._file.write(
+            {"lineage": lineage, "from_step": from_step, "version": version, "rows": rows, "run_id": run_id}
+        )
+
+    def trained(
+        self, lineage: int, step: int, ids: Sequence[str], *, window: int, acknowledged: bool = True
+    ) -> None:
+        """`window`: the version that the samples were trained for. `acknowledged`: the ledger has heard of
+        it; it does not have to while a run is stopped, since the checkpoint is written next."""
+        row: dict[str, Any] = {"lineage": lineage, "step": step, "window": window, "ids": list(ids)}
+        self._file.write(row if acknowledged else row | {"acknowledged": False})
+
+    def ended(self, lineage: int, step: int, *, version: int) -> None:
+        """In order, after `step`; `version` is the last whose commit the trainer has heard of."""
+        self._file.write({"lineage": lineage, "ended_after": step, "version": version})
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass
+class Start:
+    """One lineage, from its trainer's start on."""
+
+    lineage: int
+    from_step: int
+    version: int | None
+    """Committed when it began; None in a file of a release that did not say."""
+    line: int
+    heard: int | None = None
+    """The last version whose commit it has heard of, where it ended in order."""
+    ended: bool = False
+    newest_window: int | None = None
+    """Of the steps that it trained."""
+
+
+@dataclass
+class Step:
+    """One step on the path."""
+
+    number: int
+    lineage: int
+    ids: list[str]
+    line: int
+    acknowledged: bool
+
+
+@dataclass
+class TrainedPath:
+    """What the last lineage's weights have seen."""
+
+    starts: list[Start] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    """In the order of training."""
+    taken_back: int = 0
+    """Samples of steps that a later start has taken back."""
+    problems: list[str] = field(default_factory=list)
+    cut_row: int | None = None
+    """Line of the row that the last trainer was writing when it was killed."""
+
+    @property
+    def lineages(self) -> int:
+        return len(self.starts)
+
+    @property
+    def last(self) -> Start | None:
+        return self.starts[-1] if self.starts else None
+
+    @property
+    def ids(self) -> list[str]:
+        return [sample_id for step in self.steps for sample_id in step.ids]
+
+    @property
+    def step_of(self) -> dict[str, int]:
+        """Sample id -> step that trained it."""
+        return {sample_id: step.number for step in self.steps for sample_id in step.ids}
+
+    @property
+    def last_step(self) -> int:
+        return self.steps[-1].number if self.steps else 0
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _start(self, row: dict[str, Any], line: int) -> None:
+        start = Start(_int(row, "lineage"), _int(row, "from_step"), _version(row), line)
+        if self.last is not None and start.lineage <= self.last.lineage:
+            self._wrong(line, f"lineage {start.lineage} begins after lineage {self.last.lineage}")
+        if isinstance(rows := row.get("rows"), int) and line and rows != line - 1:
+            of = f" of lineage {self.last.lineage}" if self.last is not None else ""
+            self._wrong(
+                line,
+                f"lineage {start.lineage} began behind {rows} rows, there are {line - 1}; look at those{of}",
+            )
+        if start.from_step > self.last_step:
+            self._wrong(
+                line,
+                f"lineage {start.lineage} goes on from step {start.from_step}, the last that was trained is "
+                f"{self.last_step}",
+            )
+        self.starts.append(start)
+        self.taken_back += sum(len(s.ids) for s in self.steps if s.number > start.from_step)
+        self.steps = [s for s in self.steps if s.number <= start.from_step]
+
+    def _step(self, row: dict[str, Any], line: int) -> None:
+        ids = row["ids"]
+        if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
+            raise ValueError("ids")
+        step = Step(_int(row, "step"), _int(row, "lineage"), ids, line, row.get("acknowledged") is not False)
+        shown = f"step {step.number} ({', '.join(ids)})"
+        if self.last is None or step.lineage != self.last.lineage:
+            on = f"lineage {self.last.lineage} is on" if self.last else "no start of it is there"
+            self._wrong(line, f"{shown} is lineage {step.lineage}'s, {on}")
+        elif self.last.ended:
+            self._wrong(line, f"{shown} stands behind the end of lineage {step.lineage}")
+        elif step.number != self.last_step + 1:
+            self._wrong(line, f"{shown} follows step {self.last_step}")
+        self.steps.append(step)
+        window = row.get("window")
+        if self.last is not None and isinstance(window, int):
+            self.last.newest_window = max(window, self.last.newest_window or window)
+
+    def _end(self, row: dict[str, Any], line: int) -> None:
+        lineage, step = _int(row, "lineage"), _int(row, "ended_after")
+        if self.last is None or lineage != self.last.lineage or self.last.ended:
+            self._wrong(line, f"lineage {lineage} ends, and is not on")
+            return
+        if step != self.last_step:
+            self._wrong(line, f"lineage {lineage} ends after step {step}, the last is {self.last_step}")
+        self.last.ended, self.last.heard = True, _version(row)
+
+    def _wrong(self, line: int, what: str) -> None:
+        self.problems.append(f"{FILE} line {line}: {what}" if line else what)
+
+
+def _int(row: dict[str, Any], name: str) -> int:
+    value = row[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(name)
+    return value
+
+
+def _version(row: dict[str, Any]) -> int | None:
+    return _int(row, "version") if "version" in row else None
+
+
+def follow(lines: Iterable[Line]) -> TrainedPath:
+    """Follow the lines of `trained.jsonl`, in the order in which they were written."""
+    path = TrainedPath()
+    cut: Line | None = None
+    """A line that its writer may have been killed in, if a start or nothing follows."""
+    for line in lines:
+        row = line.row
+        if cut is not None and not (row is not None and "from_step" in row):
+            path._wrong(cut.number, "is no row, and was not cut off by the end of its trainer")
+        cut = None
+        try:
+            if row is None:
+                raise ValueError("no object")
+            if "from_step" in row:
+                path._start(row, line.number)
+            elif "ended_after" in row:
+                path._end(row, line.number)
+            else:
+                path._step(row, line.number)
+        except (KeyError, TypeError, ValueError):
+            if row is None and _may_be_cut(line.text, path):
+                cut = line
+            else:
+                path._wrong(line.number, f"is no row of this file: {line.text[:200]}")
+    if cut is not None and cut.whole:
+        path._wrong(cut.number, "is no row, and was not cut off by the end of its trainer")
+    path.cut_row = cut.number if cut is not None and not cut.whole else None
+    path.problems += [
+        f"{sample_id}: trained {count} times on the path of the lineages"
+        for sample_id, count in Counter(path.ids).items()
+        if count > 1
+    ]
+    return path
+
+
+def _may_be_cut(text: str, path: TrainedPath) -> bool:
+    """Whether this is the beginning of a row that may come next: behind an end only a start does."""
+    head, start = '{"lineage": ', ', "from_step": '
+    if not text or text[: len(head)] != head[: len(text)] or not any(_is_object(text + r) for r in _RESTS):
+        return False
+    rest = text[len(head) :].lstrip("0123456789")
+    return not (path.last is not None and path.last.ended) or rest[: len(start)] == start[: len(rest)]
+
+
+_RESTS = (
+    *('"a": 0}', 'a": 0}', '": 0}', ": 0}", " 0}", "0}", "}", '"0"]}', '0"]}', '"]}', "]}"),
+    *("false}", "alse}", "lse}", "se}", "e}"),
+)
+"""What may be missing behind a row that was cut off, in the shortest form."""
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def summary_line(path: TrainedPath) -> str:
+    """`4 lineages, 160 steps, 2560 samples trained once each (96 more were taken back with their steps)`."""
+    back = f" ({path.taken_back} more were taken back with their steps)" if path.taken_back else ""
+    lineages = "1 lineage" if path.lineages == 1 else f"{path.lineages} lineages"
+    return f"{lineages}, {len(path.steps)} steps, {len(path.ids)} samples trained once each{back}"

@@ -1,0 +1,1 @@
+"""The machine and the process: disk, terminal, logs, exit codes, children."""

@@ -1,0 +1,1 @@
+"""The timeline: recorded by the services, read and drawn by the command line."""

@@ -1,0 +1,1 @@
+"""Samples as they go between processes: encoding and checks."""

@@ -1,0 +1,1 @@
+"""From a taken prompt to a finished sample."""

@@ -1,0 +1,1 @@
+"""vLLM, its weights and its door."""

@@ -1,0 +1,1 @@
+"""The rollouter as a member: stream, beats, health."""

@@ -1,0 +1,1 @@
+"""A sync round: its states, its driver, its transfers."""

@@ -1,0 +1,1 @@
+"""The ranks of one trainer: groups, signed messages, heartbeat."""

@@ -1,0 +1,1 @@
+"""Starts the ranks of a node and learns how they ended."""

@@ -1,0 +1,139 @@
+"""torchrun for one node, with a store that belongs to the launch.
+
+    python -m headrace_trainer.launch.node_agent FOLDER ARGUMENTS
+
+torchrun's agents and their ranks meet at a store. Here it is served by the agent of the launch's first node,
+on a socket which that node's launcher has bound and hands down: on loopback where there is only one node,
+else on the address where the other nodes reach it. So a launch depends on nothing outside of its nodes, and
+ranks that save while everything around them ends are not taken down by a store that went first. Agents put
+text and numbers into it; torchrun's c10d rendezvous would keep a pickle there, for whoever reaches the port.
+
+Its `--rdzv-conf`: `node` (0 serves), `fd` (the bound socket, inherited; node 0 only), `timeout` in seconds.
+
+torchrun's own end is a traceback. A rank that fails by its own judgement has said why (`verdict`, in FOLDER).
+One that was killed has not: this process says which it was, and by which signal. Exit code 1 for either.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.run import parse_args, run
+
+from headrace.service.exits import describe_exit
+from headrace.system.endings import EX_FAILED
+from headrace_trainer.launch import verdict
+from headrace_trainer.launch.launcher import AGENT, BACKEND
+from headrace_trainer.launch.verdict import Verdict
+
+_LAST_WORDS_S = 2.0
+_POLL_S = 0.02
+
+
+class LaunchRendezvous(RendezvousHandler):
+    """The meeting of one launch. Who takes part and who is which is known before: the coordinator says it."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._host, self._port = parse_rendezvous_endpoint(parameters.endpoint, -1)
+        self._launch = parameters.run_id
+        self._nodes = parameters.max_nodes
+        self._node = int(parameters.config["node"])
+        self._fd = int(parameters.config.get("fd", -1))
+        self._timeout = timedelta(seconds=float(parameters.config["timeout"]))
+        self._store: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks open no store of their own."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Raises what TCPStore raises when the first node cannot be reached in time."""
+        if self._store is None:
+            first = self._node == 0
+            self._store = TCPStore(
+                self._host,
+                self._port,
+                is_master=first,
+                timeout=self._timeout,
+                wait_for_workers=False,
+                master_listen_fd=self._fd if first else None,
+            )
+        return RendezvousInfo(
+            PrefixStore(self._launch, self._store),
+            self._node,
+            self._nodes,
+            RendezvousStoreInfo(self._host, self._port),
+        )
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._launch
+
+    def shutdown(self) -> bool:
+        """The store ends with this process: who serves it lets the others have their last answers first."""
+        if self._store is None:
+            return True
+        try:
+            gone = self._store.add("gone", 1)
+            deadline = time.monotonic() + _LAST_WORDS_S
+            while self._node == 0 and gone < self._nodes and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                gone = self._store.add("gone", 0)
+        except DistError:  # it went with the first node
+            return False
+        return True
+
+
+def main() -> int:
+    folder, arguments = Path(sys.argv[1]), parse_args(sys.argv[2:])
+    rendezvous_handler_registry.register(BACKEND, LaunchRendezvous)
+    os.environ[AGENT] = str(os.getpid())  # torchrun's ranks would live on without it
+    try:
+        run(arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        how = describe_exit(f"rank {rank} (process {failure.pid})", failure.exitcode)
+        verdict.leave(folder, Verdict(EX_FAILED, f"{how}; its log says no more"))
+        return EX_FAILED
+    except DistError as error:
+        where = arguments.rdzv_endpoint
+        verdict.leave(folder, Verdict(EX_FAILED, f"the ranks could not meet at {where}: {error}"))
+        return EX_FAILED
+    except SignalException as told:
+        # Not asked for by the launcher, or asked for twice: it reads no verdict of ranks that it ends itself.
+        name = signal.Signals(told.sigval).name
+        verdict.leave(folder, Verdict(EX_FAILED, f"{name} has ended the ranks before they had saved"))
+        return EX_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From a claim of samples to an optimizer step."""

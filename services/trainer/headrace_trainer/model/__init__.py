@@ -1,0 +1,1 @@
+"""The sharded models of a rank: policy, critic, reference, optimizer."""

@@ -1,0 +1,1 @@
+"""The trainer's side of a sync round: its stream and the weights it serves."""
