@@ -92,7 +92,7 @@ proto: $(VENV)/.ready ## Generate headrace/v1 from proto/
 
 docs: $(VENV)/.ready ## Generate the parts of docs/ that come from the code
 	@$(BIN)/python -m headrace.reference.ledger > docs/ledger.md && $(BIN)/python -m headrace.reference.config && $(BIN)/python -m headrace.reference.metrics \
-	  && $(BIN)/python -m headrace.reference.verl && $(BIN)/python -m headrace.monitoring.dashboard && $(BIN)/python -m headrace.reference.cli
+	  && $(BIN)/python -m headrace.reference.verl && $(BIN)/python -m headrace.monitoring.dashboard && $(BIN)/python -m headrace.reference.cli && $(BIN)/python -m headrace.reference.packages
 
 SITE := .cache/site
 # Not --quiet: with it MkDocs counts no warnings, and --strict lets everything pass.

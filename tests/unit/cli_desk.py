@@ -61,7 +61,7 @@ while True:
     "headrace_queue": """
 from standin_serve import *
 import os
-from headrace import environment
+from headrace.connections import variables
 from headrace.config_load import load
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
@@ -69,8 +69,8 @@ from headrace.ledger_record import LedgerRecord
 from headrace.redis_connect import connect
 from pathlib import Path
 run = load(Path(flag("--config"))).name
-seen = LedgerRecord(environment.run_dir_if_set()).marks
-ledger = SyncLedger(connect(environment.redis_url(), 5.0), run, seen=seen)
+seen = LedgerRecord(variables.run_dir_if_set()).marks
+ledger = SyncLedger(connect(variables.redis_url(), 5.0), run, seen=seen)
 if ledger.run(ops.configure(8, 8, 1, 1, 4, "fingerprint")).created:
     ledger.run(ops.issue(0, [b"p"] * 4, True))
     term = ledger.run(ops.open_term()).term
@@ -104,10 +104,10 @@ if "deaf" in os.environ["HEADRACE_STANDIN"]:
 assert os.environ["OMP_NUM_THREADS"] == "1" and open(os.environ["HEADRACE_TOKEN_FILE"]).read()
 while not all(os.path.exists("up-" + n) for n in ("coordinator", "queue", "rollouter-0", "rollouter-1")):
     time.sleep(0.01)
-from headrace import environment
+from headrace.connections import variables
 from headrace.ledger import LedgerError, SyncLedger, ops
 from headrace.redis_connect import connect
-client = connect(environment.redis_url())
+client = connect(variables.redis_url())
 def committed():
     try:
         return SyncLedger(client, os.path.basename(root)).run(ops.stats()).version

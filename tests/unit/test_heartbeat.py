@@ -184,7 +184,7 @@ _RANK = """
     from datetime import timedelta
     from pathlib import Path
 
-    from headrace_trainer import heartbeat, ranks
+    from headrace_trainer.distributed import heartbeat, ranks
 
     ranks._TURN = timedelta(seconds=0.05)
     directory, number = Path(sys.argv[1]), int(sys.argv[2])

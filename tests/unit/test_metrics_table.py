@@ -33,11 +33,11 @@ SEEN = rollouter.SERVICE.counter("headrace_test_seen_total", "What was seen", {"
 queue.gauge("test_total_wanted", "Samples of the whole run", lambda stats: stats.total)
 
 from prometheus_client import REGISTRY, generate_latest
-from headrace import metrics_doc
+from headrace.reference import metrics as metrics_doc
 from headrace.ledger.in_memory import InMemoryLedger
 from headrace.monitoring import dashboard
 from headrace.report import catalogue
-from headrace_trainer import metrics
+from headrace_trainer.records import metrics
 from headrace_rollouter import metrics as _
 from tests.unit.test_service_metrics import ROW
 

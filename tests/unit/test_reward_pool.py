@@ -223,11 +223,11 @@ def compute_score(source, solution, truth, info):
     program.write_text(
         f"""
 import asyncio, os
-from headrace import environment
+from headrace.connections import variables
 from headrace.reward.pool import FunctionPool
 from headrace.reward.source import Response
-assert environment.token() == "hunter2-token"
-assert ":hunter2-password@" in environment.redis_url()
+assert variables.token() == "hunter2-token"
+assert ":hunter2-password@" in variables.redis_url()
 async def main():
     pool = FunctionPool({str(tmp_path / "user.py")!r}, "compute_score", "x", 60.0)
     print((await pool.judge(Response("", str(os.getpid()), "", {{}}))).score)

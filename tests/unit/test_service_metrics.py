@@ -154,7 +154,7 @@ def test_an_update_is_counted_under_the_right_names() -> None:
 def test_what_no_update_has_told_yet_is_not_shown() -> None:
     """In a process of its own: an update that another test has shown stays."""
     code = (
-        "from prometheus_client import generate_latest; from headrace_trainer import metrics; "
+        "from prometheus_client import generate_latest; from headrace_trainer.records import metrics; "
         "from headrace_rollouter import metrics; print(generate_latest().decode())"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -264,7 +264,7 @@ def test_last_words_are_text_for_the_log_the_runner_and_kubectl(
 def test_a_service_logs_text_and_so_does_what_it_does_not_catch() -> None:
     program = f"""
 import logging
-from headrace import logs
+from headrace.system import logs
 logs.setup("x")
 logging.getLogger().warning({EVIL!r}, extra={{"why": {EVIL!r}}})
 print({EVIL!r})
