@@ -62,11 +62,11 @@ while True:
 from standin_serve import *
 import os
 from headrace.connections import variables
-from headrace.config_load import load
+from headrace.config.loading import load
 from headrace.ledger import ops
 from headrace.ledger.client import SyncLedger
-from headrace.ledger_record import LedgerRecord
-from headrace.redis_connect import connect
+from headrace.ledger.record import LedgerRecord
+from headrace.connections.redis_client import connect
 from pathlib import Path
 run = load(Path(flag("--config"))).name
 seen = LedgerRecord(variables.run_dir_if_set()).marks
@@ -106,7 +106,7 @@ while not all(os.path.exists("up-" + n) for n in ("coordinator", "queue", "rollo
     time.sleep(0.01)
 from headrace.connections import variables
 from headrace.ledger import LedgerError, SyncLedger, ops
-from headrace.redis_connect import connect
+from headrace.connections.redis_client import connect
 client = connect(variables.redis_url())
 def committed():
     try:

@@ -224,8 +224,8 @@ def compute_score(source, solution, truth, info):
         f"""
 import asyncio, os
 from headrace.connections import variables
-from headrace.reward.pool import FunctionPool
-from headrace.reward.source import Response
+from headrace.rewards.pool import FunctionPool
+from headrace.rewards.source import Response
 assert variables.token() == "hunter2-token"
 assert ":hunter2-password@" in variables.redis_url()
 async def main():
@@ -531,8 +531,8 @@ async def killed_in_a_call(tmp_path: Path, text: str, solution: str) -> AsyncIte
     file = tmp_path / "pids"
     program = f"""
 import asyncio, sys
-from headrace.reward.pool import FunctionPool, _Process
-from headrace.reward.source import Response
+from headrace.rewards.pool import FunctionPool, _Process
+from headrace.rewards.source import Response
 pool = FunctionPool({str(tmp_path / "user.py")!r}, "compute_score", "x", 60.0)
 asyncio.run(pool.judge(Response("", {solution!r}, "", {{"pids": {str(file)!r}, "pid": {str(file)!r}}})))
 """

@@ -204,7 +204,7 @@ def test_children_lead_sessions_of_their_own(bench: Bench) -> None:
 RUNNER = """
 import os, sys, time
 from pathlib import Path
-from headrace.runner.processes import Service, Supervisor, command
+from headrace.local.processes import Service, Supervisor, command
 child = '''
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
