@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-smollm2 test lint format bench bench-algorithms bench-modes chaos fuzz images images-pin images-check
+.PHONY: help setup demo demo-smollm2 test test-fast lint format bench bench-algorithms bench-modes chaos fuzz images images-pin images-check
 .PHONY: manifests monitor-check test-kind test-cluster proto docs site clean
 
 help: # its sections are the lines that begin with ##@
@@ -32,6 +32,9 @@ demo-smollm2: $(VENV)/.ready ## A pretrained 135 M chat model in bfloat16 learns
 JOBS ?= 2
 test: $(VENV)/.ready ## Run the tests; ARGS="-k name" selects, JOBS=0 runs them one after the other
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-fast: $(VENV)/.ready ## The tests that start no process: under a minute
+	@$(BIN)/python -m pytest tests/fast -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.ready ## ruff and mypy
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -70,20 +73,20 @@ images-pin: ## Write the digests that the base images have today into docker/bas
 	@sh scripts/pin_bases.sh
 
 images-check: $(VENV)/.ready ## No Docker needed: each image's lock in a clean environment, and a short run from all four
-	@$(BIN)/python -m tests.docker.check $(ARGS)
+	@$(BIN)/python -m tests.deploy.docker.check $(ARGS)
 
 manifests: $(VENV)/.ready ## Render k8s/ and the chart's schema from chart and configuration
-	@$(BIN)/python -m scripts.manifests && $(BIN)/python -m tests.helm.golden
+	@$(BIN)/python -m scripts.manifests && $(BIN)/python -m tests.deploy.helm.golden
 
 test-kind: $(VENV)/.ready ## The whole story on a kind cluster; needs docker and kind; KEEP=1
 	@sh scripts/test_kind.sh
 
 test-cluster: $(VENV)/.ready ## The same on the cluster that KUBECONFIG names; NAMESPACE=, REGISTRY=, TAG=, VALUES=, KEEP=1
-	@$(BIN)/python -m tests.cluster
+	@$(BIN)/python -m tests.deploy.cluster
 
 monitor-check: $(VENV)/.ready ## Check metrics, rules, alerts and dashboard against a real run and a real Prometheus
-	@$(BIN)/python -m pytest tests/unit/test_monitoring_files.py tests/unit/test_service_metrics.py \
-	  tests/unit/test_runner_prometheus.py tests/unit/test_capacity.py tests/integration/test_run.py $(ARGS)
+	@$(BIN)/python -m pytest tests/process/monitoring/test_monitoring_files.py tests/process/service/test_service_metrics.py \
+	  tests/process/monitoring/test_runner_prometheus.py tests/process/monitoring/test_capacity.py tests/engine/local/test_run.py $(ARGS)
 
 ##@ Generate
 

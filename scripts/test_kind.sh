@@ -1,6 +1,6 @@
 #!/bin/sh
 # `make test-cluster` on a kind cluster of its own: builds the CPU images, makes the cluster, loads them, tells the story of
-# tests/cluster, and removes the cluster. Needs docker and kind on PATH. KEEP=1 leaves the cluster with everything in it.
+# tests/deploy/cluster, and removes the cluster. Needs docker and kind on PATH. KEEP=1 leaves the cluster with everything in it.
 set -eu
 cd "$(dirname "$0")/.."
 cluster="${CLUSTER:-headrace-test}"
@@ -19,4 +19,4 @@ trap finish EXIT
 for image in queue coordinator trainer rollouter; do
   kind load docker-image --name "$cluster" "headrace/$image:$tag"
 done
-CONTEXT="kind-$cluster" REGISTRY=headrace TAG="$tag" DEVICE=cpu VALUES='' .venv/bin/python -m tests.cluster
+CONTEXT="kind-$cluster" REGISTRY=headrace TAG="$tag" DEVICE=cpu VALUES='' .venv/bin/python -m tests.deploy.cluster

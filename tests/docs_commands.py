@@ -17,8 +17,8 @@ TUTORIAL = "tutorial.md"
 READING = frozenset({"status", "audit", "samples", "report", "dead", "export"})
 """Commands that any finished run answers."""
 ABOUT_A_RUN = READING | {"scale", "tune", "trace"}
-"""Also those for which a run has to be in progress (`tests/integration/test_elastic.py`,
-`test_modes_in_the_loop.py`) or to have recorded its timeline (`tests/unit/test_trace.py`)."""
+"""Also those for which a run has to be in progress (`tests/engine/local/test_elastic.py`,
+`test_modes_in_the_loop.py`) or to have recorded its timeline (`tests/fast/records/test_trace.py`)."""
 
 
 def of_page(page: Path) -> list[str]:

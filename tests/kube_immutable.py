@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.helm.pitfalls import quantity
+from tests.deploy.helm.pitfalls import quantity
 
 Object = dict[str, Any]
 _CHANGING: Mapping[str, tuple[str, ...]] = {

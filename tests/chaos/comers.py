@@ -29,8 +29,8 @@ from headrace_rollouter.generation.work import Worker
 from headrace_rollouter.membership.beats import Beats
 from headrace_rollouter.membership.member import Expelled, Member
 from headrace_rollouter.service import _decoder
-from tests.integration import scripted_rollouter
-from tests.integration.scripted_rollouter import ScriptedEngine
+from tests.support import scripted_rollouter
+from tests.support.scripted_rollouter import ScriptedEngine
 
 TAKES_PART_S = 120.0
 END_S = 10.0
