@@ -1,7 +1,8 @@
 """The ledger: where every sample of a run is, in one Redis or Valkey server.
 
-`states` has the table of transitions; `ops` builds operations, `client` runs them; `lua/` holds one
-script per transition; `in_memory` is the same ledger in plain Python; `audit` and `observer` watch over it.
+`states` defines the table of transitions. `ops` builds operations and `client` runs them. `lua/` holds one
+script per transition. `in_memory` is the same ledger in plain Python. `audit` checks the ledger, and
+`observer` detects dead owners.
 """
 
 from headrace.ledger import ops

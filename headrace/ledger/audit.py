@@ -1,8 +1,8 @@
-"""Is every issued sample in exactly one place, and in the place that its record names?
+"""Check that every issued sample is in exactly one place, the one that its record names.
 
-Compares the records of all ids with the members of all places, in one atomic reading, so the answer is
+The audit compares the records of all ids with the members of all places in one atomic reading, so it is
 exact on a live run too. The reading blocks the server (measured: 15 ms per 1,000 samples).
-`headrace.records.audit` holds it against the run's files.
+`headrace.records.audit` compares it with the run's files.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ META = (
         "val:open",
     ),
 )
-"""Fields that the run's own record has from its first moment on."""
+"""Fields that the run's own record has from the start."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the ledger remembers of one sample; "" for what it does not, texts as they are stored."""
+    """The ledger's record of one sample. Texts are as stored; "" stands for a missing value."""
 
     id: str
     state: str
     owner: str
     owned: str
-    """"1": it is in the set of that owner."""
+    """"1": it is in that owner's set."""
     entry: str
-    """Attempt in its entry of the samples stream."""
+    """The attempt in its entry of the samples stream."""
     tokens: str
     issue: str
     attempt: str
@@ -68,9 +68,9 @@ class Record:
     reason: str
     max_version: str
     prompt: str
-    """"1": its prompt is in the record, or nobody needs it."""
+    """"1": its prompt is in the record, or no longer needed."""
     work: str
-    """"1": partial work is in the record, or nobody needs it."""
+    """"1": its partial work is in the record, or not needed."""
 
 
 _WIDTH = 16
@@ -83,25 +83,25 @@ class Reading:
     issued: int
     stream_length: int
     places: dict[str, list[tuple[str, str]]]
-    """Sample id -> (place, detail) of each place that it is in."""
+    """Sample id -> (place, detail) for each place that it is in."""
     records: dict[str, Record]
-    """By id, of every issued sample."""
+    """Every issued sample, by id."""
     meta: dict[str, str]
     owned: list[tuple[str, str]]
-    """(owner, id) of the sets of owners that are known."""
+    """(owner, id) for each member of each known owner's set."""
 
     @cached_property
     def states(self) -> dict[str, str]:
         return {record.id: record.state for record in self.records.values()}
 
     def number(self, name: str) -> int:
-        """A field of the run's own record; -1 where there is none."""
+        """A number in the run's own record; -1 if it is missing."""
         text = self.meta.get(name, "")
         return int(text) if text.removeprefix("-").isdigit() else -1
 
     @property
     def kept(self) -> dict[str, int]:
-        """As `Stats.kept`."""
+        """The same as `Stats.kept`."""
         return {
             name.removeprefix("kept:"): int(n) for name, n in self.meta.items() if name.startswith("kept:")
         }
@@ -109,7 +109,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Tokens of the groups that had one outcome, where known."""
+    """Token counts of the groups with one outcome, where known."""
 
     samples: int
     mean: float
@@ -120,17 +120,17 @@ class TokenLengths:
 class AuditReport:
     issued_total: int
     counts: dict[str, int]
-    """Samples by the state in their records."""
+    """Number of samples by the state in their records."""
     problems: list[str] = field(default_factory=list)
     lengths: dict[str, TokenLengths] = field(default_factory=dict)
-    """By outcome: a difference between them is a bias of the data."""
+    """By outcome. A difference between outcomes is a bias in the training data."""
 
     @property
     def balanced(self) -> bool:
         return not self.problems
 
     def states_text(self) -> str:
-        """For people: one line per state."""
+        """A readable report: one line per state."""
         lines = [f"issued {self.issued_total}"]
         for state, count in self.counts.items():
             length = self.lengths.get(state)
@@ -139,13 +139,13 @@ class AuditReport:
         return "\n".join(lines)
 
     def text(self) -> str:
-        """For people: one line per state, then the problems."""
+        """A readable report: one line per state, then the problems."""
         said = self.problems or ["balanced: every sample is in exactly one place"]
         return "\n".join([self.states_text(), *said])
 
 
 def read_op() -> Op[Any]:
-    """The reading that `reading`, `compare` and `states` understand."""
+    """The operation whose answer `reading`, `compare` and `states` parse."""
     return Op("audit", (), lambda raw: raw)
 
 
@@ -154,7 +154,7 @@ def audit(client: redis.Redis, run: str) -> AuditReport:
 
 
 def states(raw: Any) -> dict[str, str]:
-    """State of every issued id, from the records alone."""
+    """The state of every issued id, from the records alone."""
     return reading(raw).states
 
 
@@ -164,7 +164,7 @@ def _groups(flat: Sequence[Any], width: int) -> list[tuple[str, ...]]:
 
 
 def reading(raw: Any) -> Reading:
-    """What `read_op` returned, by name."""
+    """Parse what `read_op` returned."""
     places: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for place, sample_id, detail in _groups(raw[2], 3):
         places[sample_id].append((place, detail))
@@ -175,7 +175,7 @@ def reading(raw: Any) -> Reading:
 
 
 def compare(raw: Any) -> AuditReport:
-    """The ledger with itself."""
+    """Check the ledger against itself. `raw`: what `read_op` returned."""
     found = reading(raw)
     report = AuditReport(found.issued, {state.value: 0 for state in State})
     report.problems += _meta_problems(found)
@@ -212,7 +212,7 @@ def compare(raw: Any) -> AuditReport:
 
 
 def _meta_problems(found: Reading) -> list[str]:
-    """What the run's own record lacks, or has gone back behind what is in the records of samples."""
+    """Missing fields of the run's own record, and fields that are behind the samples' records."""
     if not found.meta:
         return ["the run's own record (the meta key) is not there: this server holds no ledger of the run"]
     out = [f"the run's own record has no {name}" for name in META if name not in found.meta]
@@ -263,7 +263,7 @@ def _sample_problems(r: Record, places: list[tuple[str, str]]) -> list[str]:
 
 
 def _detail(place: str, r: Record) -> str | None:
-    """What a place says of a sample beside its id; None where nothing is known."""
+    """What a place should store with the sample's id; None where that is unknown."""
     details: Mapping[str, str | None] = {
         "prompts": f"{r.issue}-1",
         "retries": r.issue,

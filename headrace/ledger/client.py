@@ -1,12 +1,13 @@
 """Run ledger operations against the server, from threads or from asyncio.
 
-Both clients send `EVALSHA` (and the text once, when the server does not know the script), and repeat the
-same operation with back-off while the server cannot be reached: replies get lost, and every operation
-bears repetition (see `ops`). After `retry_s` seconds they raise `LedgerUnavailable`, which names the
-server by host and port and never shows a password. Everything but the waiting is shared.
-A server that refuses the password is not asked again: `LoginRefused`. A ledger that is behind what this
-client has seen of it is never written to: `LedgerWentBack`.
-The deadline of one attempt is the Redis client's own socket timeout.
+Both clients send `EVALSHA`, and the script's text once if the server does not know it. While the server
+cannot be reached they retry the operation with back-off. Retrying is safe even if only the reply was lost
+(see `ops`). After `retry_s` seconds they raise `LedgerUnavailable`, which names the server by host and port
+and never shows a password. A rejected password is not retried: `LoginRefused`. A ledger that is behind what
+this client has already seen is never written to: `LedgerWentBack`. The deadline of one attempt is the Redis
+client's own socket timeout.
+
+The two clients share everything but the waiting.
 """
 
 from __future__ import annotations
@@ -37,36 +38,36 @@ log = logging.getLogger("headrace.ledger")
 
 RETRYABLE = (RedisConnectionError, RedisTimeoutError)
 PASSING = ("BUSY", "MISCONF")
-"""So begin answers about the server's state and not about the request that redis-py has no class for: a long
-script, a full disk."""
+"""Prefixes of errors about the server's state, not the request, that redis-py has no class for: a
+long-running script, a full disk."""
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
 MEMORY_DELAY_S = 0.5
 STOPPING_S = 5.0
-"""How long a client that was told to stop tries: what it still wanted to say, its checkpoint says, too."""
+"""How long a stopping client retries. Its checkpoint also holds whatever it still had to report."""
 CHUNK = 1000
-"""Ids per call when a checkpoint is adopted."""
+"""Ids per call while adopting a checkpoint."""
 
 
 def passes(error: ResponseError) -> bool:
-    """Whether the same request may succeed later."""
+    """Whether the error is temporary: the same request may succeed later."""
     return isinstance(error, ReadOnlyError | MasterDownError) or str(error).startswith(PASSING)
 
 
 class LedgerError(Exception):
-    """The server refused the operation itself: a run that is not configured, memory used up, a misuse."""
+    """The server refused the operation: a run that is not configured, no memory left, a wrong call."""
 
 
 class ArgumentRefused(LedgerError):
-    """An argument that no caller of this release sends: nothing was done. It is the sender that is wrong."""
+    """An argument that no caller of this release sends. The sender is at fault; nothing was done."""
 
 
 class LedgerUnavailable(LedgerError):
-    """The server could not be reached for the whole retry time."""
+    """The server stayed out of reach for the whole retry time."""
 
 
 class LedgerWentBack(LedgerError):
-    """The server has less than it had acknowledged, or another ledger under the run's name: final."""
+    """The server lost acknowledged writes, or holds another ledger under the run's name. Final."""
 
 
 _WENT_BACK = "HEADRACE the ledger went back: "
@@ -79,15 +80,15 @@ def _address(kwargs: Mapping[str, Any]) -> str:
 
 
 class LoginRefused(LedgerError):
-    """The server does not take our password (any more): a start with another one helps, waiting does not."""
+    """The server rejects our password. Waiting does not help; a restart with the right one does."""
 
 
 def _remedy(error: ResponseError) -> str:
-    """What to do about an answer that is about the server's state."""
+    """What to do about an error that stems from the server's state."""
     if isinstance(error, OutOfMemoryError):
         return "; give the server more memory (redis.max_memory_bytes, or maxmemory of a server of your own)"
     if str(error).startswith("MISCONF"):
-        return "; free some space on the server's disk, it goes on by itself then"
+        return "; free some space on the server's disk; the server then recovers by itself"
     return ""
 
 
@@ -105,7 +106,7 @@ class _Common:
         self._meta = keys.meta(run)
         self._clock = clock
         self.seen = seen or Marks()
-        """How far the ledger was when it answered last."""
+        """How far the ledger was at its last answer."""
 
     def _call(self, op: Op[Any], full: bool) -> tuple[Any, ...]:
         head = ("EVAL", scripts.source(op.script)) if full else ("EVALSHA", scripts.sha(op.script))
@@ -117,7 +118,7 @@ class _Common:
         return op.parse(answer)
 
     def _delay(self, op: Op[Any], attempt: int, started: float, error: Exception) -> float:
-        """Seconds until the next attempt; raises when the time is up."""
+        """Seconds until the next attempt. Raises LedgerUnavailable when the time is up."""
         patience = self._patience()
         left = started + patience - self._clock()
         if left <= 0 and isinstance(error, ResponseError):
@@ -134,7 +135,7 @@ class _Common:
         return min(left, delay * random.uniform(0.5, 1.0))
 
     def _patience(self) -> float:
-        """Seconds that an operation may be repeated for."""
+        """Seconds for which an operation is retried."""
         return self.retry_s
 
     def _login_refused(self, error: Exception) -> LoginRefused:
@@ -154,7 +155,7 @@ class _Common:
 
 
 class SyncLedger(_Common):
-    """The ledger of one run for code that runs in threads."""
+    """Synchronous client for the ledger of one run."""
 
     def __init__(
         self,
@@ -166,14 +167,14 @@ class SyncLedger(_Common):
         stopping: Callable[[], bool] = lambda: False,
         seen: Marks | None = None,
     ) -> None:
-        """`stopping`: whether the process was told to stop; then an outage is waited for STOPPING_S only.
-        `seen`: what is known of the ledger from before."""
+        """`stopping`: whether the process is stopping; an outage is then retried for STOPPING_S only.
+        `seen`: what is already known of the ledger."""
         super().__init__(client.connection_pool, run, retry_s, clock, seen)
         self.redis = client
         self._sleep = sleep
         self._stopping = stopping
         self._went_first = False
-        """The server was not reached for something that was to be said before the end: once is enough."""
+        """While stopping, an operation failed because the server was gone. Further ones are not retried."""
 
     def _patience(self) -> float:
         if not self._stopping():
@@ -182,8 +183,8 @@ class SyncLedger(_Common):
 
     @contextlib.contextmanager
     def unless_stopping(self) -> Iterator[None]:
-        """Around what a process that was told to stop can do without: then a server that went before it is
-        logged and not raised."""
+        """Wrap operations that a stopping process can do without: an unreachable server is then logged, not
+        raised."""
         try:
             yield
         except LedgerUnavailable as error:
@@ -218,7 +219,7 @@ class SyncLedger(_Common):
 
 
 class AsyncLedger(_Common):
-    """The ledger of one run for asyncio code."""
+    """Asyncio client for the ledger of one run."""
 
     def __init__(
         self,
@@ -229,8 +230,8 @@ class AsyncLedger(_Common):
         waits_when_full: bool = False,
         seen: Marks | None = None,
     ) -> None:
-        """`waits_when_full`: a server without memory left is waited for, however long it takes.
-        `seen`: what is known of the ledger from before."""
+        """`waits_when_full`: wait for a server that is out of memory, however long it takes.
+        `seen`: what is already known of the ledger."""
         super().__init__(client.connection_pool, run, retry_s, clock, seen)
         self.redis = client
         self._waits_when_full = waits_when_full
@@ -238,7 +239,8 @@ class AsyncLedger(_Common):
 
     @property
     def waits_for_memory(self) -> bool:
-        """The server refuses what brings bytes in; it is tried again until something is trained."""
+        """Whether the server is out of memory and refuses new bytes. Operations retry until training frees
+        some."""
         return self._waiting > 0
 
     async def run(self, op: Op[T]) -> T:
@@ -250,7 +252,7 @@ class AsyncLedger(_Common):
             except LOGIN_REFUSED as error:
                 raise self._login_refused(error) from None
             except RETRYABLE as error:
-                if is_silence(error):  # each that waits in the pool would cost a deadline of its own
+                if is_silence(error):  # each idle connection in the pool would cost its own timeout
                     await self._drop_idle()
                 await asyncio.sleep(self._delay(op, attempt, started, error))
             except OutOfMemoryError as error:
@@ -264,7 +266,7 @@ class AsyncLedger(_Common):
                 await asyncio.sleep(self._delay(op, attempt, started, error))
 
     async def _drop_idle(self) -> None:
-        with contextlib.suppress(redis.RedisError):  # a line that is gone cannot always be closed in order
+        with contextlib.suppress(redis.RedisError):  # a dead connection cannot always be closed cleanly
             await self.redis.connection_pool.disconnect(inuse_connections=False)
 
     async def _wait_for_memory(self, op: Op[Any]) -> None:
@@ -287,7 +289,7 @@ class AsyncLedger(_Common):
 
 
 class AdoptError(LedgerError):
-    """The checkpoint and the ledger do not fit together."""
+    """The checkpoint and the ledger do not match."""
 
 
 _ADOPT_HELP = {
@@ -302,19 +304,21 @@ _ADOPT_HELP = {
 
 @dataclass(frozen=True)
 class Adopted:
-    """What a new lineage made of the work that the checkpoint has not trained. Counts are samples."""
+    """What became of the work that the checkpoint has not trained. Counts are samples."""
 
     kept: int
-    """Finished or parked."""
+    """Finished or parked, and kept so."""
     restarted: int
-    """Start again from their prompts."""
+    """Restarted from their prompts."""
 
 
 def adopt(ledger: SyncLedger, lineage: int, manifest: Mapping[str, int], keep: Keep | None = None) -> Adopted:
-    """Make the ledger agree with a checkpoint: `manifest` is id -> step of every sample trained up to it.
-    `keep`: which of the others that are finished or parked stay so; None: none of them.
+    """Make the ledger agree with a checkpoint.
 
-    Goes through all issued ids in chunks. Bears being cut off anywhere and run again, by the same lineage
+    `manifest` maps the id of every sample trained up to the checkpoint to its step. `keep` says which of the
+    other finished and parked samples are kept; None keeps none. Raises AdoptError.
+
+    Goes through all issued ids in chunks. It may be interrupted anywhere and run again, by the same lineage
     or by a newer one with any checkpoint.
     """
     before = ledger.run(ops.stats())

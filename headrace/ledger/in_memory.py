@@ -1,7 +1,7 @@
-"""The ledger in plain Python: the same operations and answers as the server's, for tests of what uses it.
+"""The ledger in plain Python, with the operations and replies of the real one, for tests of its users.
 
-No server and no clock. `run` takes what `SyncLedger.run` takes, so code that is given a ledger can be given
-this one; a test walks a sample through whatever it is about:
+It needs no server and no clock. `run` takes what `SyncLedger.run` takes, so it can stand in for a
+`SyncLedger`. A test walks a sample through its states:
 
 >>> from headrace.ledger import ops
 >>> from headrace.ledger.in_memory import InMemoryLedger
@@ -29,11 +29,10 @@ this one; a test walks a sample through whatever it is about:
 >>> ledger.run(ops.stats()).balanced, ledger.records[0].state.value
 (True, 'trained')
 
-The property tests hold it against the real server, answer by answer, on random schedules: it is the
-reference for the Lua scripts. What it does not have is what only a server has: beats, marks, the dead with
-their details and the audit.
+It is the reference for the Lua scripts: the property tests compare it with the real server, reply by reply,
+on random schedules. It lacks what only a server has: beats, marks, details of dead samples, and the audit.
 
-This module has lineages, rounds, membership and validation; `in_memory_samples` the samples themselves.
+This module holds lineages, rounds, membership and validation; `in_memory_samples` holds the samples.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ _SPREAD: dict[str, Callable[..., tuple[Any, ...]]] = {
     ),
     "val_load": lambda *flat: (_pairs(flat),),
 }
-"""Scripts whose arguments are in another order than the method's: from the ones to the others."""
+"""Converts a script's arguments into its method's, where the two differ."""
 
 
 @dataclass
@@ -79,7 +78,7 @@ class InMemoryLedger(InMemorySamples):
     results: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     def run(self, op: Op[T]) -> T:
-        """What the server would answer. Raises NotImplementedError for what only a server has."""
+        """Answer as the server would. Raises NotImplementedError for what only a server has."""
         method = getattr(self, op.script, None)
         if not callable(method):
             raise NotImplementedError(f"the in-memory ledger has no {op.script}")
@@ -193,7 +192,7 @@ class InMemoryLedger(InMemorySamples):
         return r.AdoptReply(r.AdoptStatus.OK, "")
 
     def _fits(self, keep: Keep, s: Record, place: int) -> bool:
-        """Whether `s` will be trained within the bound, with `place` kept samples before it."""
+        """Whether `s` will be trained within the bound, with `place` kept samples ahead of it."""
         if place >= keep.limit or (s.state is State.TRAINING and s.survived):
             return False
         if keep.gap == UNBOUNDED:

@@ -1,8 +1,8 @@
 """The samples of the in-memory ledger, as feeder, rollouters and trainer move them.
 
-It keeps one record per sample and derives every place and count from the records, while the server keeps
-places and derives the counts from them: the property tests hold the two against each other. `log` has the
-(event, from, to) of everything that happened.
+The in-memory ledger keeps one record per sample and derives every place and count from the records. The
+server keeps places and derives the counts from them. The property tests compare the two. `log` records the
+(event, from, to) of every transition.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.ledger.keys import sample_id
 from headrace.ledger.states import OUTSTANDING, Event, State
 
 SUSPECT = 2
-"""Owners that have died over a sample before it is handed out one at a time."""
+"""With this many dead owners, a sample is handed out only to an owner that holds no other such sample."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Record:
     max_version: int = 0
     tokens: int = 0
     finished: int = 0
-    """Running number of its finish."""
+    """Sequence number of its finish."""
     survived: bool = False
     """A trainer ended while it was claimed."""
     window: int = 0
@@ -42,7 +42,7 @@ class Record:
     lineage: int = 0
     reason: str = ""
     last: tuple[object, ...] = ()
-    """How the last ownership, or the trainer's use of it, ended."""
+    """How the last ownership, or the trainer's claim, ended. Identifies a repeated request."""
 
     @property
     def id(self) -> str:
@@ -70,7 +70,7 @@ class InMemorySamples:
     final: bool = False
     completed: bool = False
     ending: bool = False
-    """A claim was answered that the trainer may take for the end."""
+    """A claim got a reply after which the trainer may stop."""
     trimmed: int = -1
     records: list[Record] = field(default_factory=list)
     members: dict[str, int] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class InMemorySamples:
             return r.TakeReply(r.TakeStatus.NOT_MEMBER, [])
         chosen = self.within(State.PARKED)[:count]
         room = self.max_required - len(self.within(*OUTSTANDING)) - self.trained_since_sync
-        # Whoever was ready before (retries) comes before the new; within each, order of issue.
+        # Retries come before new prompts; within each, in order of issue.
         waiting = sorted(self.within(State.READY), key=lambda s: (s.reason == "", s.issue))
         chosen += self._one_suspect(owner, waiting)[: max(0, min(count - len(chosen), room))]
         if not chosen:
@@ -174,7 +174,7 @@ class InMemorySamples:
         return self._taken(owner, [(s, s.attempt) for s in chosen])
 
     def _one_suspect(self, owner: str, waiting: list[Record]) -> list[Record]:
-        """Without the samples that may kill their owner, but for the first if it has none yet."""
+        """Leave out samples that may kill their owner, except the first one if the owner holds none yet."""
         suspects = [s for s in waiting if s.crashes >= SUSPECT]
         has = any(s.owner == owner and s.crashes >= SUSPECT for s in self.within(State.IN_FLIGHT))
         left_out = suspects if has else suspects[1:]
@@ -251,7 +251,7 @@ class InMemorySamples:
         return r.FailStatus.RETRIED
 
     def expire(self, owner: str, reason: str, seen: int | None = None, left: bool = False) -> r.ExpireReply:
-        """Beats are no part of the model: `seen` is always what was last."""
+        """The model has no beats: `seen` always counts as the last one."""
         self.members.pop(owner, None)
         for row in [row for row, name in self.val_taken.items() if name == owner]:
             del self.val_taken[row]

@@ -1,5 +1,6 @@
-"""Which finished and parked work of an abandoned lineage a new one keeps: what is left of it must be trained
-within the bound on the version gap. docs/staleness.md has the reasons.
+"""The rule by which a new lineage keeps finished and parked work of an abandoned one.
+
+Kept work must still be trained within the bound on the version gap. docs/staleness.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ UNBOUNDED = -1
 
 @dataclass(frozen=True)
 class Keep:
-    """What `finish_adopt` judges by. Counts are samples."""
+    """The criteria of `finish_adopt`. Counts are samples."""
 
     parent: int
-    """The committed version that the weights of the checkpoint come after."""
+    """The committed version from which the checkpoint's weights were trained."""
     windows: int
-    """Of training between the two: 0 when they are the same weights."""
+    """Training windows between `parent` and the checkpoint; 0 when the weights are the same."""
     gap: int
     """Largest version gap, or UNBOUNDED."""
     crosses: int
@@ -26,14 +27,15 @@ class Keep:
     window: int
     """B: samples trained between two syncs."""
     limit: int
-    """Most that is kept; 0: nothing."""
+    """Most samples to keep; 0 keeps none."""
     scoring: str
-    """What scores depend on (`run_identity.scoring`). Work scored otherwise is not kept."""
+    """What scores depend on (`headrace.config.identity`). Work scored otherwise is not kept."""
     snapshot: int = -1
-    """The version that the trainer was about to make of these very weights; it counts if it has committed."""
+    """The version that the trainer was about to publish with these very weights. If it has committed, it
+    replaces `parent`."""
 
     def args(self) -> tuple[int | str, ...]:
-        """As the script takes them."""
+        """The arguments of the script."""
         return (
             *(self.parent, self.windows, self.gap, self.crosses, self.window, self.limit, self.scoring),
             self.snapshot,
@@ -41,7 +43,7 @@ class Keep:
 
 
 def keep_under(rule: StalenessRule, parent: int, windows: int, scoring: str) -> Keep:
-    """All that fits `rule`, and the gate."""
+    """The criteria that keep everything that fits `rule` and the gate."""
     gap = gap_bound([(-1, rule)], 0)
     return Keep(
         parent,

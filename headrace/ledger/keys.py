@@ -1,11 +1,11 @@
-"""Names of the run's keys. Scripts build every key from the first one, so they share one hash tag."""
+"""Names of a run's Redis keys. Scripts derive every key from the first one, so all share one hash tag."""
 
 from __future__ import annotations
 
 import re
 
 NAME = "1 to 256 printable ASCII characters without spaces"
-"""What the ledger takes as an owner, a request or a reason (`lua/_accept.lua`)."""
+"""What the ledger accepts as the name of an owner, a request or a reason (`lua/_accept.lua`)."""
 
 
 def is_name(text: str) -> bool:
@@ -22,7 +22,7 @@ def meta(run: str) -> str:
 
 
 def seen(run: str, text: str) -> str:
-    """Names no key: it tells a script what its caller has seen (`marks`)."""
+    """A pseudo-key that holds nothing. Its name tells a script what the caller has seen (`marks`)."""
     return prefix(run) + "seen:" + text
 
 

@@ -1,10 +1,9 @@
-"""What only grows in a ledger, and so shows that Redis lost what it had acknowledged.
+"""Values of a ledger that only grow, and so reveal that Redis lost acknowledged writes.
 
-Every request tells the server what its sender has seen, and every answer tells the sender what there is
-(`lua/_marks.lua`). A ledger that is behind what somebody has seen of it does nothing for that one any more:
-it was flushed, an older append-only file was put in its place, or another run has begun under its name. What
-was trained on the lost part cannot be undone, so that is final (`EX_BEYOND_REPAIR`) for every service that
-sees it.
+Every request carries the marks that its sender has seen, and every answer carries the current ones
+(`lua/_marks.lua`). A ledger that is behind a client's marks refuses that client: it was flushed, an older
+append-only file was restored, or another run began under its name. Training on the lost part cannot be
+undone, so the refusal is final (`EX_BEYOND_REPAIR`) for every service that sees it.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from dataclasses import asdict, dataclass, fields
 
 @dataclass(frozen=True)
 class Marks:
-    """The largest values that somebody has seen; those of nobody are the defaults."""
+    """The largest values seen by one process. The defaults mean that nothing was seen yet."""
 
     ledger: str = ""
-    """Id of the ledger, made when the run is configured; empty where it is not known yet."""
+    """Id of the ledger, created when the run is configured; empty while unknown."""
     version: int = -1
     """Committed policy version."""
     lineage: int = 0
@@ -26,12 +25,12 @@ class Marks:
     term: int = 0
     """Starts of the coordinator."""
     writes: int = 0
-    """Operations that have changed anything. Only a process that lives remembers it: a server with weak
-    settings may lose the last of them, and a new lineage mends that."""
+    """Operations that changed anything. Kept in memory only: a server with weak durability may lose the
+    last few, and a new lineage recovers from that."""
 
     @property
     def begun(self) -> bool:
-        """Whether anything was seen that a ledger which was just made does not have."""
+        """Whether anything was seen that a newly created ledger does not have."""
         return self.growing != _FIRST
 
     @property
@@ -40,15 +39,15 @@ class Marks:
 
     @property
     def lasting(self) -> Marks:
-        """What outlives the process."""
+        """The marks that are saved across starts: all but `writes`."""
         return Marks(self.ledger, self.version, self.lineage, self.cursor, self.term)
 
     def with_(self, other: Marks) -> Marks:
-        """The larger of each."""
+        """Merge: the larger value of each mark, and `other`'s ledger id if it has one."""
         return Marks(other.ledger or self.ledger, *map(max, self.growing, other.growing))
 
     def text(self) -> str:
-        """As the scripts read it."""
+        """The form that the scripts read."""
         return "/".join([self.ledger, *map(str, self.growing)])
 
 
@@ -56,29 +55,29 @@ _FIRST = Marks().growing
 
 
 def read(text: str) -> Marks:
-    """Of what a script shows; an empty value is one that the ledger does not have."""
+    """Parse the marks that a script returned. An empty value is one that the ledger does not have."""
     ledger, *numbers = text.split("/")
     return Marks(ledger, *(int(n) if n else first for n, first in zip(numbers, _FIRST, strict=True)))
 
 
 def why_refused(run: str, address: str, seen: Marks, found: Marks | None) -> str:
-    """What to tell whoever has `seen` a ledger and gets to see `found`; None where there is none any more."""
+    """The error message for a client that has `seen` more than it `found`; None: the ledger is gone."""
     where = f"the ledger of the run {run!r} in Redis at {address}"
     if found is not None and found.ledger != seen.ledger and not seen.begun:
         return (
             f"{where} belongs to another run of that name, which was there first; choose another name with "
             "name=..."
         )
-    what = "it is not there any more" if found is None else _differences(seen, found)
-    if found is not None and found.lasting.with_(seen.lasting) == found.lasting:  # but `writes`
-        mend = "Give the same command again: the run goes on from its last checkpoint, or from its start"
+    what = "it no longer exists" if found is None else _differences(seen, found)
+    if found is not None and found.lasting.with_(seen.lasting) == found.lasting:  # only `writes` is behind
+        fix = "Give the same command again: the run resumes from its last checkpoint, or from its start"
     else:
-        mend = (
+        fix = (
             "Put the newer append-only file back, or name the server that has the run's data, and give the "
             "same command again. Or start a new run with name=...; to begin it with what was trained, give "
             "it the `headrace export` of a checkpoint as model.path"
         )
-    return f"{where} went back: {what}. Redis lost writes that it had acknowledged. {mend}."
+    return f"{where} went back: {what}. Redis lost writes that it had acknowledged. {fix}."
 
 
 def _differences(seen: Marks, found: Marks) -> str:

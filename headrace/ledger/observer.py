@@ -1,9 +1,9 @@
-"""Whose beat stands still: decides that an incarnation has expired, from readings of the beat counters.
+"""Detect expired incarnations from readings of their heartbeat counters.
 
-An incarnation expires when its counter stood still over at least three successful readings that span one
-lease on the observer's own clock. A failed reading (`reset`) or a new observer begins anew, so neither an
-outage of the server nor a restart of the observer expires anybody. Whoever is reported is forgotten: it is
-reported again only after another whole lease of silence.
+An incarnation expires when its counter has not moved over at least three successful readings that span one
+lease on the observer's own clock. A failed reading (`reset`) or a new observer starts over, so neither a
+server outage nor an observer restart expires anyone. A reported incarnation is forgotten: it is reported
+again only after another full lease of silence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BeatObserver:
         self._seen: dict[str, _Standing] = {}
 
     def observe(self, beats: dict[str, int]) -> list[str]:
-        """One successful reading, name -> counter; returns who has expired."""
+        """Take one successful reading, name -> counter, and return the names that have expired."""
         now = self._clock()
         self._seen = {name: standing for name, standing in self._seen.items() if name in beats}
         expired = []
@@ -45,5 +45,5 @@ class BeatObserver:
         return expired
 
     def reset(self) -> None:
-        """A reading failed: nothing seen so far counts."""
+        """Discard all readings so far: one has failed."""
         self._seen.clear()

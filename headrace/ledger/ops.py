@@ -1,8 +1,8 @@
-"""The ledger's operations as values: which script, with which arguments, and how to read its answer.
+"""The ledger's operations as values: the script, its arguments, and the parser of its answer.
 
-An `Op` is built once and may be sent any number of times: requests that hand something out carry a
-request id, all others are idempotent, so a lost reply is repaired by sending the same `Op` again.
-Counts are samples; ids are those of `keys.sample_id`; payloads are bytes and never inspected.
+An `Op` is built once and may be sent any number of times. Operations that hand something out carry a request
+id, and all others are idempotent, so after a lost reply the same `Op` is simply sent again.
+Counts are samples. Ids are those of `keys.sample_id`. Payloads are bytes and never inspected.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def _incarnation(name: str) -> str:
 def configure(
     max_required: int, claim_size: int, max_retries: int, max_crashes: int, total: int, fingerprint: str
 ) -> Op[r.ConfigureReply]:
-    """Create the run's ledger, or check that it is the same run and set its limits anew; `max_required` only
-    until the first commit, from then on commits change it.
+    """Create the run's ledger, or check that it is the same run and update its limits.
 
-    `fingerprint` covers what may not change within a run (seed, data, group size, total).
+    `max_required` is updated only until the first commit; after that, commits change it. `fingerprint` covers
+    what may not change within a run (seed, data, group size, total).
     """
 
     def parse(raw: Any) -> r.ConfigureReply:
@@ -74,24 +74,26 @@ def configure(
 
 
 def fingerprint() -> Op[str]:
-    """That with which the run was configured."""
+    """Read the fingerprint with which the run was configured."""
     return Op("fingerprint", (), _text)
 
 
 def alive() -> Op[r.Verdict]:
-    """A sign of life of a service that owns no samples; rollouters beat. Always ok."""
+    """Heartbeat of a service that owns no samples (rollouters use `beat`). Always ok."""
     return Op("alive", (), _verdict)
 
 
 def delete(ledger: str, writes: int) -> Op[r.Verdict]:
-    """Every key of the run, in one step. ok | refused (it is another ledger, or something was written since:
-    whoever wrote lives). `ledger`, `writes`: as `marks` had them a while ago.
+    """Delete every key of the run atomically. ok | refused.
+
+    `ledger` and `writes` are those of `marks` some time ago. It is refused when the ledger is another one, or
+    when something was written since: then some service is alive.
     """
     return Op("delete", (ledger, writes), _verdict)
 
 
 def open_term() -> Op[r.Term]:
-    """A coordinator starts: the term grows and fences everything that older ones send."""
+    """Open a coordinator's term. The term grows and fences everything that older coordinators send."""
 
     def parse(raw: Any) -> r.Term:
         term, version, round_, phase, lineage, digest = (_text(v) for v in raw)
@@ -103,7 +105,7 @@ def open_term() -> Op[r.Term]:
 def issue(
     expected_cursor: int, prompts: Sequence[bytes], end: bool, request_id: str | None = None
 ) -> Op[r.IssueReply]:
-    """New samples `expected_cursor`, `expected_cursor + 1`, ...; `end` says that no more will come."""
+    """Issue samples `expected_cursor`, `expected_cursor + 1`, ...; `end` says that no more will come."""
     rid = request_id or new_request_id()
     return Op(
         "issue",
@@ -113,25 +115,25 @@ def issue(
 
 
 def beat(owner: str, count: int) -> Op[int]:
-    """The sign of life that `observer.BeatObserver` watches. `count` grows with each beat of the owner.
+    """Send the heartbeat that `observer.BeatObserver` watches. `count` grows with each beat of the owner.
 
-    Returns the count with which the present entry began. It changes when the owner was expired in between,
-    also when the reply that said so first got lost.
+    Returns the count with which the current entry began. It changes when the owner was expired in between,
+    and stays changed, so the owner learns of it even if the first reply is lost.
     """
     return Op("beat", (owner, count), int)
 
 
 def beats() -> Op[dict[str, int]]:
-    """The count of each owner's last beat."""
+    """Read the count of each owner's last beat."""
     return Op("beats", (), lambda raw: {_text(k): int(_text(v).split("/")[0]) for k, v in _rows(raw, 2)})
 
 
 def take(
     owner: str, version: int, count: int, request_id: str | None = None, oldest_version: int = -1
 ) -> Op[r.TakeReply]:
-    """Own up to `count` samples: parked work, then retries in order of issue, then new prompts.
+    """Take ownership of up to `count` samples: parked work, then retries in order of issue, then new prompts.
 
-    Parked work with tokens older than `oldest_version` is handed out without them, to start again.
+    Parked work with tokens older than `oldest_version` is handed out without its tokens, to be restarted.
     """
 
     def parse(raw: Any) -> r.TakeReply:
@@ -152,12 +154,12 @@ def finish(
 
 
 def park(owner: str, sample_id: str, attempt: int, work: bytes, min_version: int) -> Op[r.Verdict]:
-    """Save partial work and let go of it. ok | duplicate | fenced."""
+    """Save partial work and release the sample. ok | duplicate | fenced."""
     return Op("park", (owner, sample_id, attempt, work, min_version), _verdict)
 
 
 def hand_back(owner: str, sample_id: str, attempt: int) -> Op[r.Verdict]:
-    """Let go of a sample that was not started. ok | duplicate | fenced."""
+    """Release a sample that was not started. ok | duplicate | fenced."""
     return Op("hand_back", (owner, sample_id, attempt), _verdict)
 
 
@@ -171,14 +173,14 @@ def fail(owner: str, sample_id: str, attempt: int, reason: str, detail: str) -> 
 
 
 NEVER_BEAT = -1
-"""Stands for the count of an owner without a beat; real ones start at 1."""
+"""Count of an owner that has never sent a heartbeat; real counts start at 1."""
 
 
 def expire(owner: str, reason: str, seen: int | None = None, left: bool = False) -> Op[r.ExpireReply]:
-    """Take everything back from an incarnation that is gone; `reason` is kept as the samples' detail.
+    """Take everything back from an incarnation that is gone. `reason` is kept as the samples' detail.
 
-    `seen`: only if this (or NEVER_BEAT) still is the count of its last beat. `left`: it went in order, so its
-    end speaks against no sample.
+    `seen`: do so only if its last count is still this one (or NEVER_BEAT). `left`: it shut down cleanly, so
+    its samples are not charged with a crash.
     """
 
     def parse(raw: Any) -> r.ExpireReply:
@@ -188,7 +190,7 @@ def expire(owner: str, reason: str, seen: int | None = None, left: bool = False)
 
 
 def claim(lineage: int, window: int, count: int, request_id: str | None = None) -> Op[r.ClaimReply]:
-    """`count` queued samples at once, or none, or the last of all."""
+    """Claim `count` queued samples at once, or none; fewer only if they are the run's last."""
 
     def parse(raw: Any) -> r.ClaimReply:
         items = [
@@ -201,21 +203,21 @@ def claim(lineage: int, window: int, count: int, request_id: str | None = None) 
 
 
 def train(lineage: int, step: int, ids: Sequence[str]) -> Op[r.Verdict]:
-    """The claimed samples are in optimizer step `step`. All or none: ok | fenced | unknown."""
+    """Mark claimed samples as trained in optimizer step `step`. All or none: ok | fenced | unknown."""
     return Op("train", (lineage, step, *ids), _verdict)
 
 
 def drop(lineage: int, ids: Sequence[str], reason: str) -> Op[r.Verdict]:
-    """Leave these out of training on purpose. All or none: ok | fenced | unknown."""
+    """Exclude samples from training on purpose. All or none: ok | fenced | unknown."""
     return Op("drop", (lineage, reason, *ids), _verdict)
 
 
 def reject(
     lineage: int, sample_id: str, attempt: int, reason: str, detail: str, replaced: bool = False
 ) -> Op[r.FailStatus]:
-    """The trainer cannot train what was generated: the sample starts again, or dies after too many times.
+    """Reject what was generated for a sample: it is restarted, or dies after too many failures.
 
-    `replaced`: the window claims another in its place; else the place counts as used up.
+    `replaced`: the window claims another sample in its place; otherwise the place counts as used up.
     """
     return Op(
         "reject",
@@ -225,14 +227,16 @@ def reject(
 
 
 def requeue_dead(sample_id: str, request_id: str | None = None, ended: bool = False) -> Op[r.Verdict]:
-    """An operator sends a dead sample back to its start. ok | unknown | refused (the trainer may have heard
-    already that nothing more comes). `ended`: no trainer is on; the next one will train it.
+    """Restart a dead sample on an operator's request. ok | unknown | refused.
+
+    It is refused when the trainer may already have heard that no more samples come. `ended`: no trainer is
+    running; the next one will train it.
     """
     return Op("requeue_dead", (sample_id, request_id or new_request_id(), int(ended)), _verdict)
 
 
 def open_lineage(expected_lineage: int, request_id: str | None = None) -> Op[r.OpenLineageReply]:
-    """A trainer starts: compare-and-set of the lineage; holds takes and clears the members."""
+    """Open a trainer's lineage (compare-and-set). Holds takes and clears the members."""
 
     def parse(raw: Any) -> r.OpenLineageReply:
         return r.OpenLineageReply(_text(raw[0]) == "ok", int(raw[1]), int(raw[2]))
@@ -241,24 +245,25 @@ def open_lineage(expected_lineage: int, request_id: str | None = None) -> Op[r.O
 
 
 def adopt_trained(lineage: int, pairs: Sequence[tuple[str, int]]) -> Op[r.AdoptReply]:
-    """These (id, step) are trained in the checkpoint. Part of `client.adopt`."""
+    """Mark the samples that the checkpoint has trained, as (id, step). Part of `client.adopt`."""
     return Op("adopt_trained", (lineage, *(v for pair in pairs for v in pair)), _adopted)
 
 
 def adopt_rest(lineage: int, ids: Sequence[str]) -> Op[r.AdoptReply]:
-    """These are not trained in the checkpoint. Part of `client.adopt`."""
+    """Take back the samples that the checkpoint has not trained. Part of `client.adopt`."""
     return Op("adopt_rest", (lineage, *ids), _adopted)
 
 
 def finish_adopt(lineage: int, keep: Keep | None = None) -> Op[r.AdoptReply]:
-    """Decide on finished and parked work (None: nothing is kept); with that the ledger agrees with the
-    checkpoint. Takes stay held until the first commit. Part of `client.adopt`.
+    """Decide on finished and parked work; None keeps nothing. Last part of `client.adopt`.
+
+    Afterwards the ledger agrees with the checkpoint. Takes stay held until the first commit.
     """
     return Op("finish_adopt", (lineage, *(keep.args() if keep else ())), _adopted)
 
 
 def hold(term: int, round_: int, lineage: int) -> Op[r.Verdict]:
-    """Begin round `round_` (counted from 1): takes are held. ok | fenced."""
+    """Begin sync round `round_` (counted from 1) and hold takes. ok | fenced."""
     return Op("hold", (term, round_, lineage), _verdict)
 
 
@@ -273,9 +278,9 @@ def commit(
     final: bool = False,
     max_required: int = 0,
 ) -> Op[r.CommitReply]:
-    """The round's end: `members`, and only they, have `version`; its predecessors' windows are closed.
+    """End the round: `members`, and only they, have `version`. Closes the windows of earlier versions.
 
-    `max_required` holds from here on; 0 leaves it as it is.
+    `max_required` applies from now on; 0 leaves it unchanged.
     """
 
     def parse(raw: Any) -> r.CommitReply:
@@ -292,30 +297,30 @@ def commit(
 
 
 def complete(lineage: int) -> Op[r.Verdict]:
-    """The trainer has saved and exported everything; nothing is left to do. ok | fenced."""
+    """Mark the run as completed: the trainer has saved and exported everything. ok | fenced."""
     return Op("complete", (lineage,), _verdict)
 
 
 def admit(term: int, incarnation: str, version: int) -> Op[r.Verdict]:
-    """A late joiner that has caught up becomes a member. ok | refused (a round runs, version moved on)."""
+    """Make a late joiner that has caught up a member. ok | refused (a round runs, the version moved on)."""
     return Op("admit", (term, _incarnation(incarnation), version), _verdict)
 
 
 def trim(floor_step: int) -> Op[int]:
     """Free the prompts of samples trained at step <= `floor_step`, the oldest retained checkpoint's.
 
-    States stay. Returns how many prompts went.
+    States do not change. Returns how many prompts were freed.
     """
     return Op("trim", (floor_step,), int)
 
 
 def sample(sample_id: str) -> Op[dict[str, str] | None]:
-    """The record of one sample as text, without its blobs; None for an unknown id."""
+    """Read the record of one sample as text, without its blobs; None for an unknown id."""
     return Op("sample", (sample_id,), lambda raw: {_text(k): _text(v) for k, v in _rows(raw, 2)} or None)
 
 
 def payloads(ids: Sequence[str]) -> Op[list[r.Payload | None]]:
-    """What queued or training samples were finished with; None where there is nothing."""
+    """Read the payloads of queued or training samples; None for any other."""
 
     def parse(raw: Any) -> list[r.Payload | None]:
         found = (r.Payload(bytes(data), bytes(prompt), _text(owner)) for data, prompt, owner in _rows(raw, 3))
@@ -325,7 +330,7 @@ def payloads(ids: Sequence[str]) -> Op[list[r.Payload | None]]:
 
 
 def dead(offset: int = 0, count: int = 1000) -> Op[list[r.DeadSample]]:
-    """Dead samples in order of issue."""
+    """List dead samples in order of issue."""
     return Op(
         "dead",
         (offset, count),
@@ -344,7 +349,7 @@ def val_load(rows: Sequence[tuple[int, bytes]]) -> Op[int]:
 def val_take(
     owner: str, version: int, count: int, request_id: str | None = None
 ) -> Op[list[tuple[int, bytes]]]:
-    """Held-out rows to answer under `version`; empty when there is nothing to do."""
+    """Take held-out rows to answer with `version`; empty when there is nothing to do."""
     return Op(
         "val_take",
         (owner, version, count, request_id or new_request_id()),
@@ -353,7 +358,7 @@ def val_take(
 
 
 def val_finish(owner: str, version: int, row: int, result: bytes) -> Op[r.Verdict]:
-    """ok | refused."""
+    """Store the result of one held-out row. ok | refused."""
     return Op("val_finish", (owner, version, row, result), _verdict)
 
 
@@ -365,17 +370,17 @@ def val_status() -> Op[r.ValStatus]:
 
 
 def val_close(version: int) -> Op[r.Verdict]:
-    """End the validation; what is unfinished stays unfinished. ok | refused."""
+    """Close the validation; unfinished rows stay unfinished. ok | refused."""
     return Op("val_close", (version,), _verdict)
 
 
 def val_results(version: int) -> Op[list[bytes]]:
-    """Results so far, in order of row."""
+    """Read the results so far, in order of row."""
     return Op("val_results", (version,), lambda raw: [bytes(v) for v in raw])
 
 
 def val_forget(version: int) -> Op[r.Verdict]:
-    """Its results are reported and nobody asks for them any more. ok | refused (no later one has begun)."""
+    """Delete a version's results once they are reported. ok | refused (no later validation has begun)."""
     return Op("val_forget", (version,), _verdict)
 
 

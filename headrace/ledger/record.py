@@ -1,9 +1,9 @@
-"""`ledger.json` in a run's directory: which ledger is the run's, and how far it was.
+"""`ledger.json` in a run's directory: which ledger belongs to the run, and how far it had got.
 
-What Redis has it can lose. The directory remembers it from one start to the next: a ledger that is behind
-it, or another one, is refused (`headrace.ledger.marks`). The local runner writes the id before anything
-starts; the queue service and the trainer note what grows. A service that has no directory, in a cluster,
-remembers what it has seen for as long as it lives.
+Redis can lose data, so the directory remembers the ledger across starts. A ledger that is behind the record,
+or a different one, is refused (`headrace.ledger.marks`). The local runner writes the id before anything
+starts; the queue service and the trainer record progress. A service without a directory (in a cluster)
+remembers what it has seen only for its own lifetime.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ _EVERY_S = 1.0
 
 
 class LedgerRecord:
-    """Of one process."""
+    """One process's view of `ledger.json`."""
 
     def __init__(self, directory: Path | None) -> None:
-        """`directory`: the run's; None: nothing is kept. Raises ConfigError for a damaged file."""
+        """`directory`: the run's; None keeps no record. Raises ConfigError for a damaged file."""
         self._path = directory / FILE if directory is not None else None
         self.marks = _read(self._path) if self._path is not None else Marks()
         self._written_at = float("-inf")
 
     def keep(self, seen: Marks) -> None:
-        """Note what the ledger has shown, at most once a second. Raises ConfigError for a damaged file, and
-        disk.DiskFull and OSError, which may pass."""
+        """Record what was seen of the ledger, at most once a second.
+
+        Raises ConfigError for a damaged file; disk.DiskFull and OSError, which may be temporary.
+        """
         if self._path is None or time.monotonic() - self._written_at < _EVERY_S:
             return
         marks = self.marks.with_(seen.lasting)
         if marks == self.marks:
             return
-        self.marks = marks.with_(_read(self._path))  # what another service has noted stays
+        self.marks = marks.with_(_read(self._path))  # keep what another service recorded
         _write(self._path, self.marks)
         self._written_at = time.monotonic()
 
@@ -64,7 +66,7 @@ def _read(path: Path) -> Marks:
 
 
 def _write(path: Path, marks: Marks) -> None:
-    """Readers see the old file or the new one; of two writers at once one wins, and the other comes again."""
+    """Replace the file atomically. Of two concurrent writers one wins; the other writes again later."""
     kept = asdict(marks)
     del kept["writes"]
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")

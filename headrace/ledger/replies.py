@@ -1,7 +1,7 @@
-"""Answers of the ledger's operations.
+"""Replies of the ledger's operations.
 
-Fields that only the server can know (times, stream entry ids) take no part in equality, so an answer can
-be compared with the in-memory ledger's.
+Fields that only the server knows (times, stream entry ids) are excluded from equality, so a reply can be
+compared with the in-memory ledger's.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from headrace.ledger.states import State
 
 
 class Verdict(enum.StrEnum):
-    """Answer of an operation that either happens or is refused."""
+    """Reply of an operation that either happens or is refused."""
 
     OK = "ok"
     DUPLICATE = "duplicate"
-    """The same owner and attempt did this before; nothing was done again."""
+    """The same owner and attempt did this before; it was not repeated."""
     FENCED = "fenced"
-    """Late, or from another term, round, lineage or owner; nothing was done, the refusal was counted."""
+    """Late, or from another term, round, lineage or owner. Nothing was done; the refusal was counted."""
     UNKNOWN = "unknown"
-    """A named sample does not exist or is not in a fitting state; nothing was done."""
+    """A named sample does not exist or is in the wrong state; nothing was done."""
     REFUSED = "refused"
     """The condition of the compare-and-set does not hold; nothing was done."""
 
@@ -67,7 +67,7 @@ class AdoptStatus(enum.StrEnum):
     UNKNOWN = "unknown"
     """The checkpoint names a sample that this ledger never issued."""
     TRIMMED = "trimmed"
-    """A sample would have to start again but its prompt was trimmed: the checkpoint is too old."""
+    """A sample would have to be restarted, but its prompt was trimmed: the checkpoint is too old."""
     INCOMPLETE = "incomplete"
     """Work of the abandoned lineage is still in flight."""
 
@@ -122,13 +122,12 @@ class ExpireReply:
     requeued: list[str]
     dead: list[str]
     expired: bool = True
-    """False: it has beaten since it was seen, so it lives."""
+    """False: its heartbeat has moved since it was observed, so it is alive."""
 
 
 @dataclass(frozen=True)
 class Claimed:
-    """A finished sample as `finish` was told of it: what the trainer plans with, and what its payload is held
-    against."""
+    """A finished sample as reported to `finish`. The trainer checks the payload against it."""
 
     sample_id: str
     attempt: int
@@ -137,7 +136,7 @@ class Claimed:
     tokens: int
     """Prompt and response tokens of the whole group."""
     t_finished: float = field(default=0.0, compare=False)
-    """Server time, seconds; 0 before it has one."""
+    """Time of the finish in seconds of the server's clock; 0 in the in-memory ledger."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +148,12 @@ class ClaimReply:
 
 @dataclass(frozen=True)
 class Payload:
-    """A finished sample as it came, and what the ledger itself knows about it."""
+    """A finished sample as received, and what the ledger itself knows about it."""
 
     sample: bytes
     """Sample message."""
     prompt: bytes
-    """Prompt message, as it was issued."""
+    """Prompt message, as issued."""
     owner: str
     """The incarnation that finished it."""
 
@@ -162,7 +161,7 @@ class Payload:
 @dataclass(frozen=True)
 class OpenLineageReply:
     ok: bool
-    """False: another trainer was faster, or the expected lineage is not the current one."""
+    """False: the expected lineage is not the current one; another trainer may have been faster."""
     lineage: int
     version: int
 
@@ -171,7 +170,7 @@ class OpenLineageReply:
 class AdoptReply:
     status: AdoptStatus
     sample_id: str
-    """The offending one, or empty."""
+    """The offending sample, or empty."""
 
 
 @dataclass(frozen=True)
@@ -184,11 +183,11 @@ class CommitReply:
 @dataclass(frozen=True)
 class ValStatus:
     version: int
-    """-1: there was no validation yet."""
+    """-1 before the first validation."""
     total: int
     done: int
     open: bool
-    """Whether rows are given out and results accepted."""
+    """Whether rows are handed out and results accepted."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class Stats:
     held: bool
     window: int
     trained_since_sync: int
-    """Trained in windows that no commit has closed."""
+    """Samples trained in windows that no commit has closed."""
     max_required: int
     claim_size: int
     end_of_data: bool
@@ -232,15 +231,15 @@ class Stats:
     fenced: int
     """Answers `fenced` so far."""
     fenced_by: dict[str, int]
-    """The same by operation; `finish` are complete results that came too late."""
+    """`fenced` by operation; under `finish`, complete results that came too late."""
     requeued: dict[str, int]
     """Transitions back into `ready` so far, by reason."""
     kept: dict[str, int]
-    """Work of abandoned lineages that new ones have kept so far, by the state it was found in."""
+    """Work of abandoned lineages kept by new ones so far, by the state it was found in."""
     finished: int
-    """Complete results accepted so far; of a sample that went back and was finished again each."""
+    """Complete results accepted so far; a sample that was requeued and finished again counts each time."""
     restarted: int
-    """Parked work too old to continue, started again from its prompt."""
+    """Parked samples that were too old to continue and were restarted from their prompts."""
     died: dict[str, int]
     """Transitions into `dead` so far, by reason."""
     left: dict[str, int]
@@ -255,7 +254,7 @@ class Stats:
 
     @classmethod
     def empty(cls) -> Stats:
-        """Of a ledger in which nothing has happened."""
+        """The stats of a ledger in which nothing has happened."""
         none: dict[str, int] = {}
         return cls(
             counts={state.value: 0 for state in State},

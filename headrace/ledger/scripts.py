@@ -1,12 +1,14 @@
-"""Text and SHA-1 of each Lua script: the shared helpers, the checks that the run exists and has not gone back
-from what the caller has seen, the transition, and the answer, which shows the caller how far the ledger is.
+"""Text and SHA-1 of each Lua script.
 
-A script begins with `accept(...)`, which declares its arguments and checks them before anything else is done
-(`lua/_accept.lua`); one that does not is not assembled.
+A script is assembled from the shared helpers, the checks that the run exists and is not behind what the
+caller has seen, the transition itself, and the answer, which tells the caller how far the ledger is.
 
-Each script says in its first line whether it may run when the server's memory is used up. Those that bring
-bytes in may not, and are refused before their first write (without that line the server would refuse the
-first write that needs memory, in the middle). All others may: they are what makes room.
+Every transition begins with `accept(...)`, which declares its arguments and checks them before anything else
+(`lua/_accept.lua`). One that does not is not assembled.
+
+The first line of a script says whether it may run when the server is out of memory. Scripts that add bytes
+may not, and are refused before their first write; without that line the server would fail them halfway, at
+the first write that needs memory. All others may run, because they free memory.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ def _file(name: str) -> str:
 
 
 REFUSED = "HEADRACE refused: "
-"""So begins the answer to arguments that no script takes."""
+"""Prefix of the error for invalid arguments."""
 
 WITHOUT_A_RUN = ("configure", "audit")
-"""May run where there is no run: one makes it, the other says what is left of it."""
+"""May run where the run does not exist: one creates it, the other reports what is left of it."""
 BRINGS_BYTES = ("issue", "finish", "park", "val_load", "val_finish")
+"""Refused when the server is out of memory."""
 
 
 @functools.cache
@@ -47,6 +50,6 @@ def sha(name: str) -> str:
 
 
 def names() -> list[str]:
-    """All scripts, without the shared parts."""
+    """The names of all transitions, without the shared parts."""
     files = (resources.files("headrace.ledger") / "lua").iterdir()
     return sorted(f.name[:-4] for f in files if f.name.endswith(".lua") and not f.name.startswith("_"))

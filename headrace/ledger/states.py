@@ -1,18 +1,17 @@
-"""The life of a sample: eight states and the one table of transitions between them.
+"""The life cycle of a sample: eight states and the one table of transitions between them.
 
-Guarantees that the ledger keeps (the table is what the Lua scripts, the in-memory ledger, the audit and
-`docs/ledger.md` are checked against):
+The Lua scripts, the in-memory ledger, the audit and `docs/ledger.md` are checked against this table.
+Invariants of the ledger:
 
-* a sample is in exactly one state, and in exactly the place of that state, at every instant;
-* the eight counts add up to the number of issued samples;
+* At every instant a sample is in exactly one state, and in exactly the place of that state.
+* The eight counts add up to the number of issued samples.
 * `in_flight + parked + queued + training + trained_since_sync <= max_required`. Only a start (`take`
   from `ready`) raises the left side, and only while it is below the limit. `trained_since_sync` counts
   every window that no commit has closed, so the bound also holds between the snapshot of a version and
-  its commit; a sample that the trainer rejects has used up its place in the window as if it were
-  trained, unless the window claims another instead. A re-opened dead sample is `ready` and holds no
-  credit. If `max_required` is lowered, the left side may stand above it, but it does not grow until it
-  has sunk below;
-* finished and parked work outlives the trainer: a new lineage keeps what will be trained within the bound on
+  its commit. A rejected sample uses up its place in the window as if it were trained, unless the window
+  claims another instead. A requeued dead sample is `ready` and holds no credit. If `max_required` is
+  lowered, the left side may exceed it, but does not grow until it is below the limit again.
+* Finished and parked work survives the trainer: a new lineage keeps what will be trained within the bound on
   the version gap (`docs/staleness.md`), with its credit, and counts it.
 """
 
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 
 class State(enum.StrEnum):
     READY = "ready"
-    """Waits for an owner: new, or to be started again from its prompt."""
+    """Waiting for an owner: new, or to be restarted from its prompt."""
     IN_FLIGHT = "in_flight"
     """Owned by one incarnation, under one attempt number."""
     PARKED = "parked"
@@ -34,11 +33,11 @@ class State(enum.StrEnum):
     TRAINING = "training"
     """Claimed by the trainer for a window."""
     TRAINED = "trained"
-    """In an optimizer step. The checkpoint, not this state, is the commit point."""
+    """Part of an optimizer step. The checkpoint, not this state, is the commit point."""
     DEAD = "dead"
-    """Given up for a reason; visible, and an operator can send it back."""
+    """Given up for a recorded reason. An operator can requeue it."""
     DROPPED = "dropped"
-    """Left out of training on purpose, for a reason."""
+    """Left out of training on purpose, for a recorded reason."""
 
 
 OUTSTANDING = (State.IN_FLIGHT, State.PARKED, State.QUEUED, State.TRAINING)
@@ -84,14 +83,14 @@ TRANSITIONS: tuple[Transition, ...] = (
         _E.TAKE,
         _S.READY,
         _S.IN_FLIGHT,
-        "not held; the owner is a member at the committed version; the gate is open; of the samples over "
-        "which two owners or more have expired it has no other; attempt + 1",
+        "not held; the owner is a member at the committed version; the gate is open; if two or more owners "
+        "have expired over it, the owner holds no other such sample; attempt + 1",
     ),
     Transition(
         _E.TAKE,
         _S.PARKED,
         _S.IN_FLIGHT,
-        "not held; the owner is a member at the committed version; the gate is not asked; attempt + 1",
+        "not held; the owner is a member at the committed version; the gate does not apply; attempt + 1",
     ),
     Transition(
         _E.FINISH,
@@ -109,7 +108,8 @@ TRANSITIONS: tuple[Transition, ...] = (
         _E.EXPIRE,
         _S.IN_FLIGHT,
         _S.READY,
-        "its owner expired; crashes <= max_crashes: requeued(expired). It left in order: requeued(handback)",
+        "its owner expired; crashes <= max_crashes: requeued(expired). The owner left cleanly: "
+        "requeued(handback)",
     ),
     Transition(_E.EXPIRE, _S.IN_FLIGHT, _S.DEAD, "its owner expired; crashes > max_crashes: dead(poison)"),
     Transition(
@@ -117,7 +117,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         _S.QUEUED,
         _S.TRAINING,
         f"{_LINEAGE}; the window is the committed version's or the next; the whole batch is there, or it is "
-        "the last one; oldest first",
+        "the last one; oldest finish first",
     ),
     Transition(_E.TRAIN, _S.TRAINING, _S.TRAINED, f"{_LINEAGE} and claimed it"),
     Transition(_E.DROP, _S.QUEUED, _S.DROPPED, _LINEAGE),
@@ -138,8 +138,8 @@ TRANSITIONS: tuple[Transition, ...] = (
         _E.REQUEUE_DEAD,
         _S.DEAD,
         _S.READY,
-        "no claim of this lineage was told that these are the last samples, or no trainer is on; "
-        "requeued(operator); failures and crashes start anew",
+        "no claim of this lineage was told that these are the last samples, or no trainer is running; "
+        "requeued(operator); failures and crashes are reset to 0",
     ),
     *(
         Transition(_E.ADOPT_TRAINED, source, _S.TRAINED, f"{_ADOPTING}; the checkpoint has trained it")
@@ -153,7 +153,7 @@ TRANSITIONS: tuple[Transition, ...] = (
             (_S.IN_FLIGHT, "lineage"),
         )
     ),
-    Transition(_E.FINISH_ADOPT, _S.TRAINING, _S.QUEUED, f"{_ADOPTING}; {_FITS}: kept, where it stood"),
+    Transition(_E.FINISH_ADOPT, _S.TRAINING, _S.QUEUED, f"{_ADOPTING}; {_FITS}: kept, at its old place"),
     *(
         Transition(_E.FINISH_ADOPT, source, _S.READY, f"{_ADOPTING}; does not fit: requeued({reason})")
         for source, reason in ((_S.TRAINING, "rollback"), (_S.PARKED, "lineage"), (_S.QUEUED, "lineage"))

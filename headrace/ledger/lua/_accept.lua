@@ -1,8 +1,8 @@
--- Arguments, checked before a script does anything: each begins with accept(...), and scripts.py assembles none that
--- does not. A refusal is an error that names the argument; nothing was written. All of this is run at every call, so it
--- makes no closure or table that only a refusal needs.
+-- Argument checks. Every script begins with accept(...); scripts.py refuses to assemble one that does not. A refusal is
+-- an error that names the argument, and nothing was written. This runs at every call, so it creates no closure or table
+-- that only a refusal needs.
 
--- Forms. A number is a whole number from there on; version -1 is before the first commit.
+-- Forms. A number as a form means a whole number not below it. Version -1 is the one before the first commit.
 local COUNT, POSITIVE, VERSION, WHOLE = 0, 1, -1, -99999999999999
 local FLAG, SEEN, SAMPLE, NAME, TEXT, JSON = 'flag', 'seen', 'sample', 'name', 'text', 'json'
 local BYTES, ANY = 'bytes', 'any'
@@ -11,7 +11,7 @@ local find = string.find
 
 local function refuse(what) error(redis.error_reply('HEADRACE refused: ' .. what)) end
 
--- Well-formed UTF-8 becomes dots, a whole character at a time; what is left has no byte above ASCII.
+-- Replaces each well-formed UTF-8 character with a dot. Text is valid if no byte above ASCII remains.
 local function is_utf8(value)
   for _, form in ipairs({ '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]',
     '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]',
@@ -22,15 +22,16 @@ local function is_utf8(value)
   return not find(value, '[\128-\255]')
 end
 
--- What `value` must be; nil when it is.
+-- What `value` must be; nil if it is valid.
 local wanted
 function wanted(form, value)
   if type(form) == 'number' then
-    -- In the one form that the ledger compares as text. Lua prints 14 digits: so far Lua, JSON and Redis write alike.
+    -- The canonical form, because the ledger compares numbers as text. Lua prints 14 digits: up to there Lua, JSON and
+    -- Redis write numbers alike.
     local n = (value == '0' or find(value, '^%-?[1-9]%d*$')) and #value <= 15 and tonumber(value)
     if n and n >= form and n <= 99999999999999 then return nil end
     return 'a whole number from ' .. string.format('%.0f', form) .. ' to 99999999999999'
-  elseif form == NAME then -- owners, requests, reasons: they become parts of keys, fields and JSON
+  elseif form == NAME then -- owners, requests, reasons: parts of keys, fields and JSON
     if #value <= 256 and find(value, '^[!-~]+$') then return nil end
     return '1 to 256 printable ASCII characters without spaces'
   elseif form == SAMPLE then
@@ -38,16 +39,16 @@ function wanted(form, value)
     return 'the id of a sample: ten digits'
   elseif form == BYTES then
     return #value == 0 and 'at least one byte' or nil
-  elseif form == ANY then -- a message whose fields may all have their defaults
+  elseif form == ANY then -- a message with default values only is empty
     return nil
   elseif form == FLAG then
     return value ~= '0' and value ~= '1' and '0 or 1' or nil
   elseif form == SEEN then -- the count of a beat as an observer saw it, or nothing
     return value ~= '' and wanted(VERSION, value) or nil
-  elseif form == JSON then -- what a configuration says, with the schemas of its tools and its prompts
+  elseif form == JSON then -- from a configuration, with its tool schemas and prompts
     if #value <= 1048576 and not find(value, '[\128-\255]') then return nil end
     return 'at most 1048576 bytes of JSON in ASCII'
-  elseif form == TEXT then -- what people read; it comes out again as JSON
+  elseif form == TEXT then -- for people to read; returned as JSON
     if #value > 16384 then return 'at most 16384 bytes of UTF-8' end
     return find(value, '[\128-\255]') and not is_utf8(value) and 'text in UTF-8' or nil
   end
@@ -65,8 +66,8 @@ local function check(declared, from)
   end
 end
 
--- accept({ name, form, ... }): these and no others. With `group`, which has the same shape, whole groups of it follow,
--- `least` (0) to `most` of them.
+-- accept({ name, form, ... }): exactly these arguments. With `group`, of the same shape, `least` (default 0) to `most`
+-- whole groups follow them.
 local function accept(first, group, least, most)
   local given, fixed = #ARGV, #first / 2
   if group then
@@ -83,8 +84,8 @@ local function accept(first, group, least, most)
   end
 end
 
--- Where something else than the ledger's lies under its names a script would end between two writes. Looked at when a
--- service begins with the ledger, not at every call.
+-- A foreign value under one of the ledger's keys would make a script fail between two writes. Checked when a service
+-- opens the ledger, not at every call.
 local function check_places()
   local shapes = { stream = { 'prompts', 'samples' }, zset = { 'retries', 'parked', 'queued', 'trained', 'val:todo' },
     hash = { 'inflight', 'training', 'dead', 'dropped', 'members', 'beats', 'val:taken', 'val:done', 'val:rows' } }

@@ -1,6 +1,6 @@
 -- Shared by every script: keys, reading, and the moves between places.
 -- KEYS[1] is headrace:{run}:meta; every other key has the same prefix and so the same hash tag.
--- Rule of all scripts: read and validate everything first, then write. A Lua error does not undo
+-- Rule for all scripts: read and validate everything first, then write. A Lua error does not roll back
 -- earlier writes, so nothing after the first write may fail.
 local META = KEYS[1]
 local PREFIX = string.sub(META, 1, -5)
@@ -24,7 +24,7 @@ local function now()
   return string.format('%d.%06d', tonumber(t[1]), tonumber(t[2]))
 end
 
--- Refused for being late or from another time: answered and counted, in all and by operation.
+-- Answer `fenced` to a late or outdated request and count it, in total and by operation.
 local function fenced(op)
   bump('fenced')
   bump('fenced:' .. op)
@@ -52,7 +52,7 @@ local function holds(s, owner, attempt)
   return s.state == 'in_flight' and s.owner == owner and s.attempt == attempt
 end
 
--- How an ownership ended: lets a repeat of the request that ended it be told from a late stranger.
+-- How an ownership ended. Distinguishes a repeat of the request that ended it from a late one.
 local function ending(event, owner, attempt) return event .. ':' .. attempt .. ':' .. owner end
 
 local function ready_count() return call('XLEN', key('prompts')) + call('ZCARD', key('retries')) end
@@ -69,19 +69,19 @@ local function trained_since_sync()
   return num('tw:' .. v) + num('tw:' .. (v + 1))
 end
 
--- Nothing can come any more that is not queued already.
+-- Whether no more samples can be finished beyond those already queued.
 local function source_dry()
   return text('end_of_data') == '1' and ready_count() == 0
     and call('HLEN', key('inflight')) == 0 and call('ZCARD', key('parked')) == 0
 end
 
--- Take the sample out of the place that its state names. The caller writes the new state.
+-- Remove the sample from the place of its state. The caller writes the new state.
 local function leave(s)
   local id, state = s.id, s.state
   if state == 'ready' then
     local eid = s.issue .. '-1'
     local entry = call('XRANGE', key('prompts'), eid, eid)[1]
-    if entry then -- until the first take the prompt's bytes are in the stream only
+    if entry then -- until the first take only the stream holds the prompt's bytes
       call('HSET', skey(id), 'prompt', entry[2][4])
       call('XDEL', key('prompts'), eid)
     end
@@ -101,7 +101,7 @@ local function leave(s)
   end
 end
 
--- Into `ready`, to start again from the prompt. `attempt` stays: it only ever grows.
+-- Back into `ready`, to restart from the prompt. `attempt` is kept: it only grows.
 local function to_ready(s, reason, last)
   leave(s)
   call('HDEL', skey(s.id), 'work', 'min_version', 'max_version', 'tokens', 'eid', 'seq', 'window', 'step',
@@ -111,7 +111,7 @@ local function to_ready(s, reason, last)
   bump('requeued:' .. reason)
 end
 
--- Out of the run for `reason`; state is dead or dropped. What it was (tokens, versions) stays readable.
+-- Out of the run for `reason`; state is dead or dropped. Its tokens and versions stay readable.
 local function to_end(s, state, reason, detail, last)
   leave(s)
   call('HDEL', skey(s.id), 'work', 'eid', 'window')
@@ -120,14 +120,14 @@ local function to_end(s, state, reason, detail, last)
   bump(state .. ':' .. reason)
 end
 
--- How an attempt that `by` reports as failed ended before; nil when it has not.
+-- The earlier outcome of an attempt that `by` reports as failed; nil if there is none.
 local function outcome_before(s, by, attempt)
   for _, outcome in ipairs({ 'retried', 'dead' }) do
     if s.last == ending(outcome, by, attempt) then return outcome end
   end
 end
 
--- One more failure of the sample: it starts again, requeued(`requeued`), or dies of `reason`.
+-- Count a failure of the sample: it is requeued as `requeued`, or dies of `reason`.
 local function failed(s, by, attempt, requeued, reason, detail)
   local failures = s.failures + 1
   call('HSET', skey(s.id), 'failures', failures)
@@ -139,7 +139,7 @@ local function failed(s, by, attempt, requeued, reason, detail)
   return { 'retried' }
 end
 
--- Stored replies hold ids only; payloads are read again at the replay.
+-- The stored reply to a repeated request, or nil. Stored replies hold ids only; a replay reads payloads again.
 local function stored(op, by, request)
   local raw = call('GET', key('reply:' .. request))
   if not raw then return nil end

@@ -1,5 +1,5 @@
--- What only grows in a ledger (`headrace/ledger/marks.py`): a caller says what it has seen, and is told what there is.
--- KEYS[2], where there is one, is PREFIX, 'seen:' and the marks, with '/' between them: arguments are the operation's.
+-- Marks only grow in a ledger (`headrace/ledger/marks.py`). A caller sends those it has seen and gets the current ones.
+-- KEYS[2], if present, is PREFIX, 'seen:' and the marks joined by '/'. It is a key because ARGV is the operation's.
 local KNOWN = KEYS[2] and string.sub(KEYS[2], #PREFIX + 6)
 
 local function marks()
@@ -15,7 +15,7 @@ local function split(text)
   return id, numbers
 end
 
--- Whether the caller has seen more than a ledger that was just made.
+-- Whether the caller has seen more than a newly created ledger has.
 local function saw_it_begin()
   if not KNOWN then return false end
   local _, seen = split(KNOWN)
@@ -24,7 +24,7 @@ end
 
 local function went_back() return redis.error_reply('HEADRACE the ledger went back: ' .. marks()) end
 
--- Whether this is not the ledger that the caller has seen, or an older state of it.
+-- Whether this is another ledger than the caller has seen, or an older state of it.
 local function is_behind()
   if not KNOWN then return false end
   local now = marks()

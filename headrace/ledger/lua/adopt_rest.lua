@@ -1,5 +1,5 @@
 accept({ 'lineage', COUNT }, { 'id', SAMPLE })
--- Ids that the checkpoint has not trained. Finished and parked ones are finish_adopt's.
+-- Ids that the checkpoint has not trained. finish_adopt decides on finished and parked ones.
 if ARGV[1] ~= text('lineage') or text('phase') ~= 'adopting' then return fenced('adopt') end
 local REASON = { trained = 'rollback', in_flight = 'lineage' }
 local todo, seen = {}, {}

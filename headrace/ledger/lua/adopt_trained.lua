@@ -1,5 +1,5 @@
 accept({ 'lineage', COUNT }, { 'id', SAMPLE, 'step', COUNT })
--- Trained on the path of the checkpoint, whatever the ledger says.
+-- The checkpoint has trained these samples, whatever the ledger says.
 if ARGV[1] ~= text('lineage') or text('phase') ~= 'adopting' then return fenced('adopt') end
 local todo = {}
 for i = 2, #ARGV, 2 do

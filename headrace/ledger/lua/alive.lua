@@ -1,4 +1,4 @@
 accept({})
--- A sign of life of a service that owns no samples: `writes` grows by it.
+-- Heartbeat of a service that owns no samples: it makes `writes` grow.
 call('HSET', META, 'alive', now())
 return { 'ok' }

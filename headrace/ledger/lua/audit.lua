@@ -1,7 +1,7 @@
 accept({})
 -- Everything the audit compares, in one atomic reading: issued_total, length of the samples stream,
 -- (place, id, detail) of every member of every place, the record of every id, the fields of the meta key, and
--- (owner, id) of every set of an owner that is known. See audit.py for what stands in a record.
+-- (owner, id) of every known owner's set. audit.py describes a record.
 local places, records, owned_by = {}, {}, {}
 local function place(name, id, detail)
   local n = #places
@@ -35,11 +35,11 @@ for n = 0, num('issued_total') - 1 do
   for i = 1, 12 do v[i] = v[i] or '' end
   local owned, entry = 0, ''
   if v[2] ~= '' then owned = call('SISMEMBER', key('owned:' .. v[2]), id) end
-  if v[3] ~= '' then -- one at a time: payloads are large
+  if v[3] ~= '' then -- one entry at a time: payloads are large
     local found = call('XRANGE', key('samples'), v[3], v[3])[1]
     if found and found[2][2] == id then entry = found[2][4] end
   end
-  local prompt, work = 1, 1 -- asked only where somebody will need them: most samples are trained
+  local prompt, work = 1, 1 -- looked up only where still needed: most samples are trained
   if v[1] ~= 'trained' then prompt = call('HEXISTS', skey(id), 'prompt') end
   if v[1] == 'parked' then work = call('HEXISTS', skey(id), 'work') end
   for _, value in ipairs({ id, v[1], v[2], owned, entry, v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], v[12],

@@ -1,6 +1,6 @@
 accept({ 'term', COUNT, 'round', COUNT, 'lineage', COUNT, 'version', COUNT, 'digest', TEXT, 'validate', FLAG,
   'final', FLAG, 'max_required', COUNT }, { 'member', NAME })
--- max_required 0: as it is.
+-- max_required 0: unchanged.
 local version, round = tonumber(ARGV[4]), tonumber(ARGV[2])
 if ARGV[1] ~= text('term') or round ~= num('round') or ARGV[3] ~= text('lineage') then
   return fenced('commit')

@@ -8,7 +8,7 @@ if schema and schema ~= '1' then
 end
 if schema and is_behind() or not schema and saw_it_begin() then return went_back() end
 if schema and text('fingerprint') ~= print then return { 'mismatch', text('fingerprint'), 0 } end
-if schema and text('ledger') == '' then -- an earlier release made it
+if schema and text('ledger') == '' then -- created by an earlier release
   call('HSET', META, 'ledger', redis.sha1hex(PREFIX .. now() .. print))
 end
 local created = 0
@@ -21,7 +21,7 @@ if not schema then
     'window', 0, 'cursor', 0, 'issued_total', 0, 'end_of_data', 0, 'final', 0, 'fenced', 0, 'seq', 0, 'trimmed', -1,
     'val:version', -1, 'val:open', 0)
 end
--- Once there was a commit the gate is the trainer's: commits change it.
+-- After the first commit the gate belongs to the trainer: commits change it.
 if num('version') < 0 then call('HSET', META, 'max_required', ARGV[1]) end
 call('HSET', META, 'claim_size', ARGV[2], 'max_retries', ARGV[3],
   'max_crashes', ARGV[4], 'total', ARGV[5])

@@ -1,6 +1,6 @@
 accept({ 'owner', NAME, 'detail', TEXT, 'seen', SEEN, 'left', FLAG })
--- `seen` is a count of its beat ('': any; -1: none), `left` says that it went in order. Everything it owned leaves it;
--- a repeat finds nothing to do. One that has beaten since it was seen lives.
+-- `seen` is the observed count of its beat ('': any; -1: no beat): an owner that has beaten since is alive. `left`: it
+-- shut down cleanly. Everything it owned is taken from it, so a repeat finds nothing to do.
 local owner, detail, seen, left = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 if seen ~= '' and seen ~= (string.match(call('HGET', key('beats'), owner) or '', '^%d+') or '-1') then
   return { {}, {}, 0 }

@@ -1,8 +1,9 @@
 accept({ 'lineage', COUNT }, { 'parent', VERSION, 'windows', COUNT, 'gap', VERSION, 'crosses', VERSION,
   'window', POSITIVE, 'limit', COUNT, 'scoring', TEXT, 'snapshot', VERSION }, 0, 1)
--- With a Keep, what was finished or parked under an abandoned lineage is kept when it will be trained within the gap, by
--- its versions and by the training that lies between its policies and the one that goes on now. In order of
--- finish: how many go before it says which window trains it. Takes stay held until the first commit.
+-- With a Keep, work finished or parked under an abandoned lineage is kept if it will be trained within the gap. The gap
+-- is measured both in versions and in windows of training between the policies that sampled the work and the resumed
+-- one. Work is judged in order of finish: the number of samples before it decides which window trains it. Takes stay
+-- held until the first commit.
 if ARGV[1] ~= text('lineage') then return fenced('adopt') end
 if text('phase') ~= 'adopting' then return { 'ok', '' } end
 if call('HLEN', key('inflight')) > 0 then return { 'incomplete', '' } end
@@ -10,13 +11,13 @@ if call('HLEN', key('inflight')) > 0 then return { 'incomplete', '' } end
 local parent, windows, gap = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]) -- gap -1: unbounded
 local crosses, window, limit, scoring = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 if not scoring or scoring ~= text('scoring') then limit = 0 end
-local first = num('version') + 1 -- what this lineage commits first; it trains nothing before
+local first = num('version') + 1 -- this lineage's first commit; it trains nothing before it
 if parent and parent >= first then
   return redis.error_reply('HEADRACE version ' .. parent .. ' of the checkpoint is not committed')
 end
 
--- The checkpoint's weights were about to become a version. They are it, unless it never committed or is another
--- lineage's first.
+-- The checkpoint's weights were about to become version `snapshot`. They are that version unless it was never committed
+-- or is another lineage's first.
 local snapshot = tonumber(ARGV[9] or '-1')
 if parent and snapshot > parent and snapshot < first and call('HEXISTS', META, 'fork:' .. snapshot) == 0 then
   parent, windows = snapshot, 0
@@ -31,7 +32,7 @@ local function origin(version)
   return tonumber(from), tonumber(between)
 end
 
--- Windows of training between a policy and the one that goes on now; it counts no further than the gap.
+-- Windows of training between a policy and the resumed one. Stops counting beyond the gap.
 local known = {}
 local function distance(version)
   if not known[version] then
@@ -46,7 +47,7 @@ local function distance(version)
   return known[version]
 end
 
--- The most of all policies that may have sampled it.
+-- The largest distance of any policy that may have sampled it.
 local function furthest(s)
   local most = 0
   for version = tonumber(s.min_version), tonumber(s.max_version) do
@@ -60,10 +61,10 @@ local kept, place = { queued = {}, training = {}, parked = {} }, 0
 
 local function fits(s)
   if place >= limit or s.min_version == '' or s.max_version == '' then return false end
-  if s.state == 'training' and (s.seq == '' or s.survived ~= '') then return false end -- two died over it
+  if s.state == 'training' and (s.seq == '' or s.survived ~= '') then return false end -- two trainers ended over it
   if gap < 0 then return true end
   local age = first - tonumber(s.min_version)
-  if s.state == 'parked' then -- how long it takes is the rule's to say: both grow alike
+  if s.state == 'parked' then -- the rule bounds its wait: age and distance grow alike
     return gap > 0 and age < crosses and furthest(s) <= age
   end
   local wait = math.floor(place / window)
@@ -75,7 +76,7 @@ for _, id in ipairs(call('HKEYS', key('training'))) do finished[#finished + 1] =
 local queued = call('ZRANGE', key('queued'), 0, -1, 'WITHSCORES')
 for i = 1, #queued, 2 do
   local s = load(queued[i])
-  s.seq = queued[i + 1] -- also where a script of the release before has left it out of the record
+  s.seq = queued[i + 1] -- an earlier release may have left it out of the record
   finished[#finished + 1] = s
 end
 table.sort(finished, function(a, b) return (tonumber(a.seq) or 0) < (tonumber(b.seq) or 0) end)

@@ -1,6 +1,6 @@
 accept({}, { 'id', TEXT })
--- Of each queued or training sample its payload, its prompt as it was issued, and the owner that finished it; three
--- empty texts for any other
+-- For each queued or training sample: its payload, its prompt as issued, and the owner that finished it. Three empty
+-- texts for any other.
 local out = {}
 for _, id in ipairs(ARGV) do
   local s, entry = load(id), nil

@@ -1,7 +1,6 @@
 accept({ 'id', TEXT, 'request', NAME, 'ended', FLAG })
--- Into `ready`: it holds no credit until it is taken. Not once the trainer has been told
--- that nothing more will come: it would never claim the sample. `ended`: the run is over, and the next
--- trainer will.
+-- Into `ready`: it holds no credit until it is taken. Refused once the trainer was told that no more
+-- samples come: it would never claim this one. `ended`: the run is over, and the next trainer will claim it.
 local reply, err = stored('requeue_dead', ARGV[1], ARGV[2])
 if err then return err end
 if reply then return { 'ok' } end

@@ -1,5 +1,5 @@
 accept({})
--- One atomic reading. Counts are cardinalities of the places, never counters.
+-- One atomic reading. Counts are the sizes of the places, not counters.
 local function group(name)
   local out = {}
   for _, reason in ipairs(call('HVALS', key(name))) do out[reason] = (out[reason] or 0) + 1 end

@@ -7,7 +7,7 @@ local function answer(status, pairs_)
   for _, pair in ipairs(pairs_) do
     local id, attempt = pair[1], pair[2]
     local s = load(id)
-    if s and holds(s, owner, attempt) then -- at a replay: leave out what was taken away since
+    if s and holds(s, owner, attempt) then -- a replay omits samples lost since
       local blobs = call('HMGET', skey(id), 'prompt', 'work')
       for _, value in ipairs({ id, attempt, blobs[1] or '', blobs[2] and 1 or 0, blobs[2] or '', s.failures }) do
         out[#out + 1] = value
@@ -17,8 +17,8 @@ local function answer(status, pairs_)
   return out
 end
 
--- A sample over which this many owners have died may be what kills them. An owner gets one such at a time:
--- else all that shares a poison prompt's fate would die with it.
+-- A sample over which this many owners have died may be what kills them. An owner gets only one such sample at a
+-- time, so that a poison prompt does not charge crashes to other suspects.
 local SUSPECT = 2
 
 local function owns_suspect()
@@ -28,7 +28,7 @@ local function owns_suspect()
   return false
 end
 
--- Retries in order of issue, at most `limit`, among them one suspect if the owner has none.
+-- At most `limit` retries in order of issue, including one suspect if the owner has none.
 local function next_retries(limit)
   local found, at, has_suspect = {}, 0, nil
   while #found < limit do
@@ -54,7 +54,7 @@ if text('held') == '1' then return { 'held' } end
 if version ~= num('version') then return { 'stale_version' } end
 if call('HEXISTS', key('members'), owner) == 0 then return { 'not_member' } end
 
--- Parked work first: it keeps its credit, so the gate does not bind it.
+-- Parked work first: it still holds its credit, so the gate does not apply.
 local chosen = {}
 if count > 0 then chosen = call('ZRANGE', key('parked'), 0, count - 1) end
 local room = num('max_required') - outstanding() - trained_since_sync()
@@ -80,7 +80,7 @@ for i, id in ipairs(chosen) do
   local s = load(id)
   leave(s)
   if s.state == 'parked' and tonumber(s.min_version) < oldest then
-    -- Too old to continue: from the prompt, with the same credit.
+    -- Too old to continue: restart from the prompt, with the same credit.
     call('HDEL', skey(id), 'work', 'min_version', 'max_version')
     bump('restarted')
   end

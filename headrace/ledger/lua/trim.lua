@@ -1,5 +1,5 @@
 accept({ 'floor_step', VERSION })
--- No retained checkpoint is older, so nothing trained up to `floor_step` can come back.
+-- No retained checkpoint is older than `floor_step`, so nothing trained up to it can be rolled back.
 local floor, count = tonumber(ARGV[1]), 0
 local from = num('trimmed')
 if floor <= from then return 0 end

@@ -194,7 +194,7 @@ def test_a_run_whose_ledger_is_gone_at_the_end_has_failed(desk: Desk) -> None:
     assert "ledger balanced" not in output
     summary = desk.summary()
     assert (summary["status"], summary["balanced"]) == ("failed", None)
-    assert "went back: it is not there any more" in summary["reason"]
+    assert "went back: it no longer exists" in summary["reason"]
 
 
 def test_nothing_survives_a_kill_of_the_runner_and_the_run_goes_on(desk: Desk) -> None:

@@ -48,7 +48,7 @@ def test_a_ledger_that_is_flushed_under_a_run_is_not_begun_again(tmp_path: Path)
             until(lambda: ledger.run(ops.stats()).in_flight_by_owner, "a rollouter that works")
             was = ledger.seen.ledger
             ledger.redis.flushall()
-            assert_ended_for_good(run, ALL, "went back: it is not there any more")
+            assert_ended_for_good(run, ALL, "went back: it no longer exists")
             assert not ledger.redis.exists(keys.meta("run")), "nobody has begun it again"
 
             # As containers are started again. In a cluster the queue service may have no directory, and

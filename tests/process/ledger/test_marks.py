@@ -165,7 +165,7 @@ def test_a_run_is_begun_once(valkey: redis.Redis) -> None:
     ledger.run(ops.issue(0, [b"p"], False))
     valkey.flushall()
     for seen in (ledger.seen, ledger.seen.lasting):
-        with pytest.raises(LedgerWentBack, match="it is not there any more"):
+        with pytest.raises(LedgerWentBack, match="it no longer exists"):
             configured(valkey, seen=seen)
         assert dump(valkey) == {}
 

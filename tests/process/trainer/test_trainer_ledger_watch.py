@@ -49,7 +49,7 @@ def test_it_shows_that_the_trainer_lives_and_that_the_ledger_went_back(
                 try:
                     watch.check()
                 except LedgerWentBack as error:
-                    return "it is not there any more" in str(error)
+                    return "it no longer exists" in str(error)
                 return False
 
             until(went_back, "the watch to see it")
