@@ -1,1 +1,1 @@
-"""What the processes of a run share: how one starts, keeps its stream to the coordinator, and ends."""
+"""Code shared by the processes of a run: startup, the stream to the coordinator, and shutdown."""

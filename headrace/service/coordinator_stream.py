@@ -1,10 +1,9 @@
-"""What both ends of the coordinator's streams agree on: how long a line may be silent, how soon a lost one is
-tried again, and what is logged of an outage.
+"""Settings of the coordinator's streams that both ends share: keepalive, reconnection, logging of outages.
 
-A line on which packets vanish (a node that is gone, a proxy that has lost its way) looks like one on which
-nothing happens. Both ends therefore ping, and give it up when no answer comes. From the last packet to the
-stream being up again takes at most PING_EVERY_S + PONG_WITHIN_S + AGAIN_AT_MOST_S and the connecting, where
-the way is open again by then: under 15 s.
+A connection whose packets vanish (a node that is gone, a proxy that lost its route) looks like an idle one.
+Both ends therefore send pings, and close the connection when no answer comes. If the network works again by
+then, the stream is back at most PING_EVERY_S + PONG_WITHIN_S + AGAIN_AT_MOST_S after the last packet, plus
+the time to connect: under 15 s.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from headrace.connections.tls import Options
 PING_EVERY_S = 5.0
 PONG_WITHIN_S = 5.0
 CONNECT_WITHIN_S = 3.0
-"""An attempt to connect that takes longer is given up: the next one may meet a way that is open."""
+"""Timeout of one connection attempt: the next one may find the network working again."""
 AGAIN_FIRST_S = 0.2
 AGAIN_AT_MOST_S = 2.0
 SAID_EVERY_S = 60.0
-"""An outage that lasts is logged so often."""
+"""Interval between log lines during an outage."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """A manifest names every tensor of the model."""
 
@@ -37,8 +36,8 @@ _BOTH: Options = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", _ms(PING_EVERY_S)),
     ("grpc.keepalive_timeout_ms", _ms(PONG_WITHIN_S)),
-    ("grpc.http2.ping_timeout_ms", _ms(PONG_WITHIN_S)),  # a minute unless it is told, whatever the line above
-    # gRPC pings twice while no data flows, and then only once a minute, unless it is told that it may.
+    ("grpc.http2.ping_timeout_ms", _ms(PONG_WITHIN_S)),  # default: a minute, whatever the line above says
+    # By default gRPC pings twice while no data flows, and then only once a minute.
     ("grpc.http2.max_pings_without_data", 0),
 )
 CLIENT: Options = (
@@ -49,16 +48,19 @@ CLIENT: Options = (
 )
 SERVER: Options = (
     *_BOTH,
-    # A server that is pinged more often than it permits ends the connection (GOAWAY, too_many_pings).
+    # A server that is pinged more often than this closes the connection (GOAWAY, too_many_pings).
     ("grpc.http2.min_ping_interval_without_data_ms", _ms(PING_EVERY_S / 4)),
-    ("grpc.keepalive_permit_without_calls", 1),  # a ping may cross with the end of a stream
-    ("grpc.so_reuseport", 0),  # a second coordinator on one port is an error, not a partner
+    ("grpc.keepalive_permit_without_calls", 1),  # a ping may arrive just after a stream ends
+    ("grpc.so_reuseport", 0),  # a second coordinator on the port is an error
 )
 
 
 class TokenRefused(RuntimeError):
-    """The coordinator does not accept this service's token. The token was read once, at the start, so asking
-    again changes nothing: the service ends with EX_CONFIG (`endings` says what a restart does)."""
+    """The coordinator rejects this service's token.
+
+    The token was read once, at startup, so retrying does not help: the service ends with EX_CONFIG (`endings`
+    describes what a restart does).
+    """
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -69,11 +71,11 @@ class TokenRefused(RuntimeError):
 
 
 class CoordinatorRefused(RuntimeError):
-    """The coordinator does not take this service in as it is configured; asking again changes nothing."""
+    """The coordinator rejects this service's configuration; retrying does not help."""
 
 
 class Outage:
-    """Whether one stream is up, over all its connections. For one thread or one event loop."""
+    """The up or down state of one stream across its connections. For one thread or one event loop."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -83,9 +85,9 @@ class Outage:
         self._tries = 0
 
     def lost(self, **why: object) -> float:
-        """The stream broke, or could not be opened. Returns the seconds until the next try.
+        """Record that the stream broke or could not be opened. Returns the seconds until the next try.
 
-        The first time is logged, then one in SAID_EVERY_S: the log of a long outage stays readable.
+        Logs the first failure, then one in SAID_EVERY_S, so that the log of a long outage stays readable.
         """
         now = self._clock()
         if self._since is None:
@@ -98,13 +100,13 @@ class Outage:
         return self.pause()
 
     def pause(self) -> float:
-        """Seconds until the next try: longer each time, and not the same for all after a restart."""
+        """Seconds until the next try: exponential back-off with jitter, so services do not retry in step."""
         delay = min(AGAIN_AT_MOST_S, AGAIN_FIRST_S * 2.0 ** min(self._tries, 10))
         self._tries += 1
         return delay * random.uniform(0.5, 1.0)
 
     def up(self) -> None:
-        """The coordinator has said something."""
+        """Record that the coordinator has answered."""
         self._tries = 0
         if self._since is not None:
             away_s = round(self._clock() - self._since, 1)

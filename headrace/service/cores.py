@@ -1,4 +1,4 @@
-"""Binding a service of a local run to cores of the machine."""
+"""Bind a service of a local run to CPU cores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.config.loading import ConfigError
 
 
 def problem(cpus: Sequence[int] | None) -> str | None:
-    """Why processes cannot be bound to `cpus`, and what to do; None when they can, or need not."""
+    """Why processes cannot be bound to `cpus`, and what to do about it; None if there is no problem."""
     if cpus is None:
         return None
     if not hasattr(os, "sched_setaffinity"):
@@ -20,9 +20,9 @@ def problem(cpus: Sequence[int] | None) -> str | None:
 
 
 def bind(cpus: Sequence[int] | None, key: str) -> None:
-    """This process, and what it starts from now on, runs on `cpus` only. Raises ConfigError.
+    """Bind this process, and those that it starts from now on, to `cpus`. Raises ConfigError.
 
-    `key`: the configuration key that names them. None binds nothing.
+    `key`: the configuration key that names the cores. `cpus` None binds nothing.
     """
     if (why := problem(cpus)) is not None:
         raise ConfigError([f"{key}: {why}"])

@@ -1,8 +1,8 @@
-"""A SIGTERM or a Ctrl-C that comes before a service is ready for it.
+"""Handle a SIGTERM or Ctrl-C that arrives before a service has its own handlers.
 
-A service's own handlers come late: after imports of seconds, data that is read, an engine that loads. The
-kernel's default ends a process that has none, but the first process of a container has no default: a signal
-that it does not handle is dropped, and its pod would live on to the end of the grace period.
+A service installs its own handlers late: after slow imports, reading data or loading an engine. Until then
+the kernel's default action ends the process. PID 1 of a container has no default action: a signal that it
+does not handle is dropped, and the pod would live on until the end of its grace period.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import signal
 
 
 def end_when_told(code: int) -> None:
-    """SIGTERM ends a container's first process with `code`, until the service has a handler of its own.
+    """Make SIGTERM end PID 1 with `code` until the service installs its own handler.
 
-    Nothing is saved: there is nothing yet.
+    Nothing is saved, because there is nothing to save yet.
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
 
 
 def end_when_interrupted(code: int) -> None:
-    """Ctrl-C ends a service likewise, from this call in `main` on: Python's handler leaves a traceback."""
+    """Make Ctrl-C end the service without the traceback of Python's own handler."""
     signal.signal(signal.SIGINT, signal.SIG_DFL if os.getpid() != 1 else lambda *_: os._exit(code))

@@ -1,4 +1,4 @@
-"""Which exit code an error that ends a service gets, where that is the same in every service."""
+"""Exit codes for errors that end a service, as far as all services share them."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
 
 
 def common_exit_code(error: Exception) -> int | None:
-    """None for an error that is one service's own, or nobody's."""
+    """The exit code for `error`; None if it is specific to a service, or unexpected."""
     return next((code for code, kinds in _CODES if isinstance(error, kinds)), None)

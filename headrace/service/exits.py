@@ -1,4 +1,4 @@
-"""How a process ended, and what it said last."""
+"""Describe how a process ended, and read the end of its log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def describe_exit(name: str, code: int) -> str:
-    """`rollouter-1 exited with code 3`, or by which signal it was killed."""
+    """`rollouter-1 exited with code 3`, or `rollouter-1 was killed by SIGKILL`."""
     if code >= 0:
         return f"{name} exited with code {code}"
     try:
@@ -18,7 +18,7 @@ def describe_exit(name: str, code: int) -> str:
 
 
 def last_lines(log: Path, count: int = 20) -> list[str]:
-    """The end of a log file; empty when there is none."""
+    """The last lines of a log file; empty if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)

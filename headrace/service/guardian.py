@@ -1,18 +1,18 @@
-"""Find and kill the processes of a run, whatever became of their parents.
+"""Find and kill all processes of a run, even those whose parents are dead.
 
-Every child of the runner carries a mark in its environment, which its own children inherit (torchrun's
-workers and vLLM's engine processes lead sessions of their own and are nobody's children once their parent
-was killed, so neither process groups nor ancestry finds them). What a process with the mark has started
-without it (a sandbox clears the environment) is found below that process, and goes first. Two users:
+Every child of the runner carries a mark in its environment, which its own children inherit. Neither process
+groups nor ancestry would find them all: torchrun's workers and vLLM's engine processes lead their own
+sessions, and are orphaned when their parent is killed. A marked process may also start children without the
+mark (a sandbox clears the environment). They are found as its descendants, and killed before it. Two users:
 
-- the supervisor kills what an ended service left behind before it starts it again;
-- this module run as a program waits until its stdin closes, which happens when the runner ends in any
-  way, kill -9 included, then kills every marked process and removes the run's temporary folder. It inherits
-  the run's lock, so the run counts as in use until the last process of it is gone.
+- The supervisor kills what an ended service left behind before restarting it.
+- This module, run as a program, waits until its stdin closes. That happens when the runner ends in any way,
+  kill -9 included. It then kills every marked process and removes the run's temporary folder. It inherits
+  the run's lock, so the run counts as in use until its last process is gone.
 
-Processes that remove the shared memory (/dev/shm) of others once those are gone are left a moment for it.
+Processes that clean up the shared memory (/dev/shm) of dead ones get a moment to do so.
 
-Standard library only: the program starts in milliseconds and imports nothing of the package.
+Standard library only: the program starts in milliseconds and imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MARK = "HEADRACE_PROCESS"
 _DEADLINE_S = 15.0
 _TIDY_S = 2.0
 _TIDIES = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-"""In the command line of what removes shared memory and then ends by itself."""
+"""Command-line substrings of processes that remove shared memory and then exit by themselves."""
 
 
 def marked(mark: str) -> list[int]:
-    """Process ids whose mark is `mark` or begins with `mark/`, without this process."""
+    """Ids of the processes whose mark is `mark` or begins with `mark/`, except this one."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and _carries(int(name), mark):
@@ -42,9 +42,9 @@ def marked(mark: str) -> list[int]:
 
 
 def kill_marked(mark: str, deadline_s: float = _DEADLINE_S) -> bool:
-    """SIGKILL everything marked until nothing is left; False when the deadline came first.
+    """SIGKILL everything marked until nothing is left. False if the deadline passes first.
 
-    A process is checked again once it is pinned by a descriptor: its number may have gone to another.
+    Each process is checked again once a descriptor pins it, because its id may have been reused.
     """
     end = time.monotonic() + deadline_s
     tidy = time.monotonic() + min(_TIDY_S, deadline_s)
@@ -73,7 +73,7 @@ def kill_marked(mark: str, deadline_s: float = _DEADLINE_S) -> bool:
 
 
 def descendants(*roots: int) -> dict[int, int]:
-    """Process ids of all that is alive below `roots`, each with its parent's."""
+    """Ids of the living descendants of `roots`, each with its parent's id."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents(ended=True).items():
         children.setdefault(parent, []).append(pid)
@@ -87,7 +87,7 @@ def descendants(*roots: int) -> dict[int, int]:
 
 
 def parents(ended: bool = False) -> dict[int, int]:
-    """The parent of every process that is alive; with `ended` of those, too, that nobody has waited for."""
+    """The parent of every living process; with `ended`, also of zombies."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -104,7 +104,7 @@ def parents(ended: bool = False) -> dict[int, int]:
 def _carries(pid: int, mark: str) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read().split(b"\0")  # empty for a zombie
+            entries = file.read().split(b"\0")  # empty for zombies
     except OSError:
         return False
     prefix = f"{MARK}={mark}".encode()
@@ -121,7 +121,7 @@ def _tidies(pid: int) -> bool:
 
 
 def main() -> int:
-    """`guardian.py MARK [FOLDER]`: wait for the end of stdin, then kill and remove the folder."""
+    """`guardian.py MARK [FOLDER]`: wait for stdin to close, then kill, then remove the folder."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1024):

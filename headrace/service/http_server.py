@@ -1,4 +1,4 @@
-"""The HTTP server of a service: its probes, its metrics, its API."""
+"""The HTTP server of a service, for its probes, metrics and API."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from fastapi import FastAPI
 
 
 class HttpServer(uvicorn.Server):
-    """`serve(sockets=[...])`, until `should_exit` is set. Signals are the service's own: uvicorn's handlers
-    would end the process by the signal."""
+    """A uvicorn server that leaves signals to the service: uvicorn's handlers would end the process.
+
+    Use `serve(sockets=[...])`, which returns once `should_exit` is set.
+    """
 
     def __init__(self, app: FastAPI, drain_s: int | None = None) -> None:
-        """`drain_s`: how long requests under way may take at the end; None for as long as they need."""
+        """`drain_s`: how long open requests may take at shutdown, in seconds; None: no limit."""
         super().__init__(
             uvicorn.Config(
                 app,
                 log_config=None,
                 access_log=False,
-                lifespan="off",  # there is nothing to begin or to end, and the end of its task is a traceback
+                lifespan="off",  # not used, and cancelling its task would log a traceback
                 timeout_graceful_shutdown=drain_s,
             )
         )

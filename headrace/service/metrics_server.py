@@ -1,4 +1,4 @@
-"""Where Prometheus reads a service that has no HTTP server of its own."""
+"""The metrics endpoint of a service that has no other HTTP server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ log = logging.getLogger("headrace.service")
 
 
 def serve_metrics(host: str, port: int, registry: CollectorRegistry = REGISTRY) -> None:
-    """From a thread, until the process ends; `port` 0 for none. A port that is taken is logged, and the
-    service goes on without: it may be another user's since a crash, and nothing depends on it."""
+    """Serve metrics from a thread until the process ends; `port` 0 serves none.
+
+    If the port is taken the service logs that and runs without metrics. Another user may have taken the port
+    since a crash, and nothing depends on it.
+    """
     if not port:
         return
     try:

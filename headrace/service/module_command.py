@@ -1,8 +1,8 @@
-"""How one process of ours starts another: `python -P -m MODULE`.
+"""The command that starts another process of ours: `python -P -m MODULE`.
 
-`-m` alone puts the working directory first on the path: a folder called `headrace` there (that of a clone,
-say), a `queue.py` or a `json.py` of somebody's would be imported in place of what is installed. A user's
-file is given by its path; a user's module is installed, or found by PYTHONPATH.
+`-m` alone puts the working directory first on the path. A folder called `headrace` there (a clone, say), or
+a user's `queue.py` or `json.py`, would be imported instead of the installed module. Users name a file by its
+path; a user's module must be installed or be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 @contextlib.contextmanager
 def safe_path_for_children() -> Iterator[None]:
-    """The same for what a library starts meanwhile by a command of its own, and what that starts.
+    """Apply the same rule to processes that a library starts inside this context, and to their children.
 
-    Not for longer: what a user's code starts finds its own modules as it always does.
+    It ends with the context, so that processes started by user code find their own modules as usual.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"

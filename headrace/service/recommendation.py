@@ -1,18 +1,18 @@
-"""How many rollouters a run should have, from both idle ratios, as a pure function with hysteresis.
+"""Recommend a number of rollouters from both idle ratios: a pure function with hysteresis.
 
-Rollouters are producers. With n of them, R the share of time in which their engines had nothing to do and T
-the share in which the trainer waited for samples, a window of one second has n·(1 − R) seconds of generation
-and 1 − T seconds of training. A trainer that never waits needs the same generation in 1 − T seconds:
+Rollouters are producers. Let n be their number, R the share of time in which their engines were idle, and T
+the share in which the trainer waited for samples. One second then has n·(1 − R) seconds of generation and
+1 − T seconds of training. A trainer that never waits needs the same generation in 1 − T seconds:
 
     n* = n · (1 − R) / (1 − T)
 
-Trainer idle alone: more rollouters. Rollouters idle alone: fewer. Both idle: the sync or the reward holds
-both up, n* is near n and nothing is advised. (The length of the sample queue says the opposite of what is
-needed: it grows when there are too many producers.)
+If only the trainer is idle, the run needs more rollouters; if only the rollouters are idle, fewer. If both
+are idle, the sync or the reward holds both up: n* is near n and no change is advised. (The length of the
+sample queue is no substitute: it grows when there are too many producers.)
 
-Guarantees: the advice stays within its limits; it changes only when `windows` windows in a row ask for the
-same direction; upward it at most doubles, downward it takes one step per `down_interval_s`, since a rollouter
-that leaves costs work and one that joins costs only its start.
+Guarantees: the advice stays within its limits. It changes only when `windows` consecutive windows ask for the
+same direction. Upward it at most doubles. Downward it takes one step per `down_interval_s`, because a
+rollouter that leaves costs work, while one that joins costs only its startup.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from typing import Any
 from headrace.config.kubernetes import RecommendationConfig
 
 _LEAST_BUSY = 0.02
-"""Busier than this is everybody, for the sake of division."""
+"""Lower bound on busy shares, to keep the division safe."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One sync window."""
+    """The measurements of one sync window."""
 
     trainer_idle: float
-    """0 to 1: seconds of waiting for samples over seconds of the updates."""
+    """0 to 1: seconds spent waiting for samples over seconds of the updates."""
     rollouter_idle: float
-    """0 to 1: share of time in which engines had no running request."""
+    """0 to 1: share of time in which the engines had no running request."""
     rollouters: int
-    """That took part."""
+    """Number of rollouters that took part."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The newest recommendation, and what is remembered to find the next."""
+    """The newest recommendation, and the state needed for the next one."""
 
     rollouters: int
     why: str
     readings: tuple[Reading, ...]
-    """Of the last windows with this number of rollouters, newest last."""
+    """The last windows with this number of rollouters, newest last."""
     lowered_at: float = -math.inf
-    """Of the last step down, seconds on the caller's clock."""
+    """Time of the last step down, in seconds on the caller's clock."""
 
 
 def wanted(reading: Reading) -> float:
-    """n*: rollouters with which the trainer would not wait and they would not idle."""
+    """n*: the number of rollouters at which neither they nor the trainer would be idle."""
     if reading.rollouters == 0:
         return 1.0
     generation = max(_LEAST_BUSY, 1.0 - reading.rollouter_idle)
@@ -63,7 +63,7 @@ def wanted(reading: Reading) -> float:
 
 
 def direction(c: RecommendationConfig, reading: Reading) -> int:
-    """1: more rollouters, -1: fewer, 0: as many, by this window alone."""
+    """What this window alone asks for: 1 for more rollouters, -1 for fewer, 0 for no change."""
     there, best = reading.rollouters, wanted(reading)
     margin = c.tolerance * there
     if best > there + margin:
@@ -78,7 +78,7 @@ def advise(c: RecommendationConfig, last: Advice | None, reading: Reading, now: 
     lowered_at = last.lowered_at if last else -math.inf
     if there == 0:
         return Advice(_within(c, max(1, before)), "nobody generates", (reading,), lowered_at)
-    # What was measured with another number of them says little about this one.
+    # Measurements with another number of rollouters say little about this one.
     same = [r for r in last.readings if r.rollouters == there] if last else []
     readings = (*same, reading)[-c.windows :]
     asked = {direction(c, r) for r in readings}
@@ -89,7 +89,7 @@ def advise(c: RecommendationConfig, last: Advice | None, reading: Reading, now: 
         target = min(math.ceil(best - c.tolerance * there), 2 * there)
         return Advice(_within(c, target), "the trainer waits for samples", readings, lowered_at)
     if asked == {-1}:
-        if before < there:  # advised already, and not obeyed yet
+        if before < there:  # already advised, not yet carried out
             return Advice(_within(c, before), "rollouters are idle", readings, lowered_at)
         if now - lowered_at >= c.down_interval_s:
             return Advice(_within(c, there - 1), "rollouters are idle", readings, now)
@@ -106,7 +106,7 @@ def _within(c: RecommendationConfig, rollouters: int) -> int:
 
 
 def recommendation_key(run: str) -> str:
-    """Redis key of the newest advice. Nothing depends on it."""
+    """Redis key of the newest advice. No other service depends on it."""
     return f"headrace:{{{run}}}:recommendation"
 
 
@@ -117,8 +117,10 @@ def encode(advice: Advice) -> str:
 
 
 def decode(raw: bytes | str | None) -> Mapping[str, Any] | None:
-    """What `encode` wrote, perhaps of another version: `rollouters`, a number, and `why`, a text, are there.
-    None for nothing or anything else."""
+    """Parse what `encode` wrote, perhaps in another release; None for a missing or malformed value.
+
+    The result has `rollouters`, an int, and `why`, a text.
+    """
     try:
         found = json.loads(raw) if raw else None
     except (ValueError, RecursionError):

@@ -1,19 +1,19 @@
-"""A service's stream to the coordinator, which comes back after every outage: one for all services.
+"""The stream between a service and the coordinator, which reconnects after every outage. All services use it.
 
-    connect           as `headrace.connections.tls` has it; certificate files that cannot be read are
-                      waited for (`tls.Patience`), then TlsError
-    hello             the first reports of every connection. A report that was sent over an earlier one may
-                      be lost, so they tell the coordinator all that it has to know
-    commands          one after the other; all that came over a connection are dealt with before the next
-                      hello. Those of a term lower than the highest seen are dropped
-    silence           both ends ping (`headrace.service.coordinator_stream`): a half-open line counts as
+    connect           through `headrace.connections.tls`. Unreadable certificate files are waited for
+                      (`tls.Patience`), then TlsError
+    hello             the first reports of every connection. Reports sent over an earlier connection may be
+                      lost, so these repeat everything that the coordinator has to know
+    commands          handled one at a time. All commands of a connection are handled before the next hello.
+                      Commands with a lower term than the highest seen are dropped
+    silence           both ends ping (`headrace.service.coordinator_stream`); a half-open connection counts as
                       broken
-    broken, or ended  tried again, for ever, after a growing pause with jitter (`Outage`)
-    refused           TokenRefused or CoordinatorRefused: asking again changes nothing
-    last report       the connection's orderly end is the end of the stream
+    broken, or ended  retried for ever with back-off and jitter (`Outage`)
+    refused           TokenRefused or CoordinatorRefused; retrying does not help
+    last report       after it, the connection's clean end is the end of the stream
 
-`run` ends only as said here, or with what a handler raises. Callers have the deadlines: a rollouter without a
-coordinator waits, a round that is not committed in time fails.
+`run` ends only in these ways, or with what a handler raises. Deadlines are the callers': a rollouter without
+a coordinator waits, while a round that is not committed in time fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Command = TypeVar("Command")
 
 
 class ReconnectingStream(Generic[Report, Command]):
-    """For one event loop; `StreamThread` keeps one up for code without a loop."""
+    """A stream for one event loop. `StreamThread` runs one for code without a loop."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class ReconnectingStream(Generic[Report, Command]):
         certificates_s: float,
         admit: Callable[[Command], None] | None = None,
     ) -> None:
-        """`method`: the coordinator's, by name. `admit`: shown each command as soon as it arrives, whatever
-        is being dealt with; what it raises ends the stream. `certificates_s`: how long certificate files
-        that cannot be read are waited for."""
+        """`method`: name of the coordinator's RPC. `hello`: the first reports of each connection. `on`:
+        handles a command. `admit`: called with each command on arrival, even while another is being handled;
+        its exceptions end the stream. `certificates_s`: how long to wait for unreadable certificate files."""
         self._address = address
         self._metadata = bearer(token)
         self._method = method
@@ -65,26 +65,26 @@ class ReconnectingStream(Generic[Report, Command]):
         self._outage = Outage(log)
         self._last = False
         self.outgoing: asyncio.Queue[Report | None] = asyncio.Queue()
-        """Reports of the present connection that are not sent yet; None after its end."""
+        """Reports still to be sent over the current connection; None marks its end."""
         self.connected = False
-        """Whether the coordinator has answered over the present connection."""
+        """Whether the coordinator has answered over the current connection."""
         self.ended = asyncio.Event()
-        """Set when the present connection has ended; every connection has its own."""
+        """Set when the current connection has ended. Every connection has its own event."""
         self.term = 0
-        """The highest that a command has named."""
+        """The highest term of any command so far."""
 
     def send(self, report: Report) -> None:
-        """Over the present connection; lost when there is none."""
+        """Send `report` over the current connection. It is lost if there is none."""
         self.outgoing.put_nowait(report)
 
     def send_last(self, report: Report) -> None:
-        """The coordinator is to end the stream after this one. While there is no connection the next hello
-        has to say the same."""
+        """Send the last report, after which the coordinator ends the stream. Without a connection, the next
+        hello has to say the same."""
         self._last = True
         self.send(report)
 
     def expect_the_end(self) -> None:
-        """The coordinator has said that it will end the stream."""
+        """Note that the coordinator has announced the end of the stream: do not reconnect after it."""
         self._last = True
 
     async def run(self) -> None:
@@ -124,7 +124,7 @@ class ReconnectingStream(Generic[Report, Command]):
             ) from error
 
     async def _connection(self, stub: Any) -> None:
-        """From hello until one side ends it. Raises AioRpcError when it breaks."""
+        """Run one connection from hello until one side ends it. Raises AioRpcError if it breaks."""
         self.outgoing = asyncio.Queue()
         self.ended = asyncio.Event()
         for report in self._hello():
@@ -136,7 +136,7 @@ class ReconnectingStream(Generic[Report, Command]):
         try:
             await asyncio.wait({reading, dealing}, return_when=asyncio.FIRST_COMPLETED)
             if reading.done() and isinstance(reading.exception(), grpc.aio.AioRpcError | None):
-                commands.put_nowait(None)  # what has come is dealt with; the next hello says what it came to
+                commands.put_nowait(None)  # handle what has arrived first: the next hello reports the result
                 await dealing
             for task in (reading, dealing):
                 if task.done():
@@ -145,15 +145,15 @@ class ReconnectingStream(Generic[Report, Command]):
             for task in (reading, dealing):
                 task.cancel()
             await asyncio.gather(reading, dealing, return_exceptions=True)
-            self.outgoing.put_nowait(None)  # gRPC's task that reads the reports would wait for ever
+            self.outgoing.put_nowait(None)  # otherwise gRPC's task that reads the reports waits for ever
 
     async def _read(self, call: Any, commands: asyncio.Queue[Command | None]) -> None:
-        await call.initial_metadata()  # a trainer's node whose launch goes on hears nothing else
+        await call.initial_metadata()  # the only sign for a trainer node whose launch is still running
         if not call.done():
             self.connected = True
             self._outage.up()
         async for command in call:
-            term = getattr(command, "term", self.term)  # a node's commands have none
+            term = getattr(command, "term", self.term)  # commands to a trainer's node have none
             if term < self.term:
                 self._log.warning("command of an old term refused", extra={"term": term, "known": self.term})
                 continue
@@ -173,12 +173,12 @@ async def _each(reports: asyncio.Queue[Report | None]) -> AsyncIterator[Report]:
 
 
 class StreamThread:
-    """Keeps a stream up in a thread, which has the stream to itself: others reach it by `call`."""
+    """Runs a stream in its own thread. Other threads reach the stream through `call` only."""
 
     def __init__(
         self, stream: ReconnectingStream[Any, Any], name: str, failed: Callable[[Exception], None]
     ) -> None:
-        """`failed`: called in the thread with what has ended the stream, when it was not told to end."""
+        """`failed`: called in the thread with the exception that ended the stream."""
         self._stream = stream
         self._failed = failed
         self._closing = asyncio.Event()
@@ -188,7 +188,7 @@ class StreamThread:
         self._thread.start()
 
     def call(self, function: Callable[..., object], *args: object) -> None:
-        """`function(*args)` in the thread, soon. Nothing happens once the stream has ended."""
+        """Call `function(*args)` in the thread, soon. Does nothing once the stream has ended."""
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # its loop is closed
@@ -196,12 +196,12 @@ class StreamThread:
                 raise
 
     def join(self, within_s: float) -> bool:
-        """Whether the stream has ended within so many seconds."""
+        """Wait up to `within_s` seconds; return whether the stream has ended."""
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
     def close(self, within_s: float) -> bool:
-        """End the stream, whatever it is doing; whether that took no longer than `within_s` seconds."""
+        """End the stream, whatever it is doing; return whether it ended within `within_s` seconds."""
         self.call(self._closing.set)
         return self.join(within_s)
 

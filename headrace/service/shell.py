@@ -1,15 +1,16 @@
-"""What is the same around every service, from its first line to its exit code.
+"""The main program shared by all services, from the first line to the exit code.
 
-    SIGTERM, Ctrl-C   end it at once until it has handlers of its own (`early_stop`, `stop_event`)
-    arguments         --config, where it listens, and its own
-    log               JSON lines on stderr, guarded against what a terminal would obey (`logs`)
-    configuration     read and checked; cores, if it may be bound to some
-    certificates      waited for when the environment names files that are not there yet (`tls.wait`)
-    work              the module's `serve`, which is imported only now: that may take seconds
-    end               its return value is the exit code. An error becomes an exit code (the module's own
-                      `exit_code`, then `exit_codes`) and one sentence, the last line of the log (`endings`)
+    SIGTERM, Ctrl-C   end the service at once until it has its own handlers (`early_stop`, `stop_event`)
+    arguments         --config, the address to listen on, and the service's own
+    log               JSON lines on stderr, with terminal control characters escaped (`logs`)
+    configuration     read and checked; the process is bound to cores if the configuration says so
+    certificates      waited for if the environment names files that do not exist yet (`tls.wait`)
+    work              the module's `serve`; the module is imported only now, as that may take seconds
+    end               the return value of `serve` is the exit code. An error becomes an exit code (the
+                      module's `exit_code`, then `exit_codes`) and one sentence, the last line of the log
+                      (`endings`)
 
-Secrets are no part of it: a service reads them from files where it needs them (`environment`).
+Secrets are not handled here: a service reads them from files where it needs them (`variables`).
 """
 
 from __future__ import annotations
@@ -40,36 +41,38 @@ ExitCode = Callable[[Exception], int | None]
 
 
 class Work(Protocol):
-    """A service's module."""
+    """The interface of a service's module."""
 
     def serve(self, config: RunConfig, args: argparse.Namespace) -> int:
-        """The whole life of the service; returns the exit code when it ends in order."""
+        """Run the service; returns the exit code when it ends cleanly."""
 
     def exit_code(self, error: Exception) -> int | None:
-        """Of an error that is the service's own; None for any other."""
+        """The exit code of an error specific to the service; None for any other."""
 
 
 @dataclass(frozen=True)
 class Shell:
+    """The main program of one service."""
+
     name: str
-    """Of the service, for its log and its last sentence."""
+    """Name of the service, for its log and its last sentence."""
     description: str
     work: str
-    """The module that is `Work`."""
+    """Name of the module that implements `Work`."""
     told: int = 0
-    """Exit code when it is told to end before it has handlers."""
+    """Exit code for a signal that arrives before the service has handlers."""
     cpus: Callable[[RunConfig], Sequence[int] | None] = lambda _: None
-    """The cores it is bound to, the configuration's NAME.cpus."""
+    """The cores to bind to: the configuration's NAME.cpus."""
     cpus_key: str = ""
 
     def parser(self) -> argparse.ArgumentParser:
-        """With `--config`; the service adds its own arguments."""
+        """A parser with `--config`, to which the service adds its own arguments."""
         parser = argparse.ArgumentParser(prog=f"headrace-{self.name}", description=self.description)
         parser.add_argument("--config", type=Path, required=True, help="the run's configuration (YAML)")
         return parser
 
     def run(self, args: argparse.Namespace) -> NoReturn:
-        """Until the service ends; then the process ends, too."""
+        """Run the service, then end the process."""
         replica = getattr(args, "replica", None)
         logs.setup(self.name if replica is None else f"{self.name}-{replica}")
         end_when_interrupted(self.told)
@@ -87,7 +90,7 @@ class Shell:
 
 
 def last_words(name: str, error: Exception, own: ExitCode) -> int:
-    """Say why the service `name` ends; returns the exit code. `own`: its module's `exit_code`."""
+    """Log why the service `name` ends; returns the exit code. `own`: its module's `exit_code`."""
     code = own(error)
     if code is None:
         code = common_exit_code(error)
@@ -100,7 +103,7 @@ def last_words(name: str, error: Exception, own: ExitCode) -> int:
 
 
 def stop_event() -> asyncio.Event:
-    """Set by SIGTERM or Ctrl-C from now on, in the running loop: the service is up, and ends in order."""
+    """An event of the running loop that SIGTERM and Ctrl-C set from now on, so the service ends cleanly."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,9 +1,8 @@
-"""Start a child process that outlives nothing.
+"""Start child processes that do not outlive their parent.
 
-Every child is the leader of a session of its own, so the terminal's Ctrl-C does not reach it, and is
-killed by the kernel when the *thread* that started it ends (PR_SET_PDEATHSIG): start children from the
-main thread. What a child itself has started is not covered by that but by `headrace.service.guardian`, and
-arms itself where it is ours.
+Every child leads its own session, so the terminal's Ctrl-C does not reach it. The kernel kills it when the
+*thread* that started it ends (PR_SET_PDEATHSIG), so start children from the main thread. This does not cover
+grandchildren: `headrace.service.guardian` kills those, and our own programs call `die_with` for themselves.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before 
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """What a child of `parent` does, between fork and exec or early in its life: from then on it gets
-    `number` when the thread that has started it ends, in whatever way."""
+    """A function for a child of `parent` to call, between fork and exec or early in its life. From then on
+    the child gets `number` when the thread that started it ends, in any way."""
 
     def arm() -> None:
         if _LIBC is not None:
@@ -62,18 +61,19 @@ def spawn(
 
 
 def marked_env(env: Mapping[str, str], mark: str) -> dict[str, str]:
-    """`env` with the mark by which a process and all that it starts can be found.
+    """`env` plus the mark by which a process and its descendants can be found.
 
-    SPT_NOENV keeps the setproctitle package, which vLLM uses, from writing over what /proc shows.
+    SPT_NOENV keeps the setproctitle package, which vLLM uses, from overwriting the environment in /proc.
     """
     return {**env, guardian.MARK: mark, "SPT_NOENV": "1"}
 
 
 class Guard:
-    """The guardian process; `close` ends it and with it whatever is still marked."""
+    """The guardian process. `close` ends it, and with it every process that is still marked."""
 
     def __init__(self, mark: str, keep_fds: Sequence[int] = (), folder: Path | None = None) -> None:
-        """`keep_fds` (the run's locks) stay open while marked processes live; then `folder` is removed."""
+        """`keep_fds` (the run's locks) stay open until all marked processes are gone; then `folder` is
+        removed."""
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", guardian.__file__, mark, *([str(folder)] if folder else [])],
             stdin=subprocess.PIPE,
@@ -88,7 +88,7 @@ class Guard:
         return self._process.pid
 
     def close(self, timeout_s: float = 20.0) -> bool:
-        """Whether everything marked is gone."""
+        """Kill everything marked; return whether it is all gone."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -1,7 +1,8 @@
-"""Waiting at start: services start in any order, so each waits for what it needs, with a deadline.
+"""Wait for dependencies at startup. Services start in any order, so each waits, with a deadline.
 
-What it needs first is a ledger: a Redis that answers, and in it the run that its own configuration describes.
-Whom a start waits for is logged once. What waiting does not mend, a wrong password say, ends it at once.
+The first dependency is the ledger: a Redis that answers, holding the run that the configuration describes.
+Each dependency waited for is logged once. An error that waiting does not fix, such as a wrong password, ends
+the start at once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _POLL_S = 0.2
 
 
 class _Start:
-    """One service's wait for the ledger at `address`, for `services.start_timeout_s` in all."""
+    """A service's wait for the ledger at `address`, for at most `services.start_timeout_s`."""
 
     def __init__(self, config: RunConfig, address: str) -> None:
         self._seconds = config.services.start_timeout_s
@@ -31,20 +32,20 @@ class _Start:
         self._told: set[str] = set()
 
     def waits(self, error: LedgerError) -> None:
-        """After an attempt that has failed. Raises LedgerUnavailable when the time is up, and `error` itself
-        when it will not pass."""
+        """Note a failed attempt. Raises LedgerUnavailable when the time is up, and `error` itself if waiting
+        does not help."""
         if isinstance(error, LedgerWentBack):
             raise error
         if isinstance(error, LedgerUnavailable):
             what = f"an answer of Redis at {self._address}"
-            mend = "check that the server runs, and that HEADRACE_REDIS_URL leads to it"
+            fix = "check that the server runs, and that HEADRACE_REDIS_URL leads to it"
         elif "is not configured" in str(error):
-            what, mend = "the queue service to set up the run", "see its log"
+            what, fix = "the queue service to set up the run", "see its log"
         else:
             raise error
         if time.monotonic() > self._deadline:
             waited = f"the start has waited {self._seconds:g} s for {what} (services.start_timeout_s)"
-            raise LedgerUnavailable(f"{waited}; {mend}") from None
+            raise LedgerUnavailable(f"{waited}; {fix}") from None
         if what not in self._told:
             self._told.add(what)
             log.info("waiting", extra={"for": what, "at_most_s": self._seconds})
@@ -56,8 +57,11 @@ def _recognise(fingerprint: str, config: RunConfig) -> None:
 
 
 async def until_configured(ledger: AsyncLedger, config: RunConfig) -> None:
-    """Until Redis is there and the queue service has set up the run. `ledger`: with `retry_s` 0, as the
-    repeating happens here. Raises LedgerUnavailable, LedgerWentBack; ConfigError for another run."""
+    """Wait until Redis answers and the queue service has set up the run.
+
+    `ledger`: with `retry_s` 0, because retrying happens here. Raises LedgerUnavailable, LedgerWentBack, and
+    ConfigError for another run.
+    """
     start = _Start(config, ledger.address)
     while True:
         try:
@@ -68,7 +72,7 @@ async def until_configured(ledger: AsyncLedger, config: RunConfig) -> None:
 
 
 def wait_until_configured(ledger: SyncLedger, config: RunConfig) -> None:
-    """The same for code that runs in threads."""
+    """The synchronous version of `until_configured`."""
     start = _Start(config, ledger.address)
     while True:
         try:

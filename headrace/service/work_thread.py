@@ -1,4 +1,4 @@
-"""Calls that block, for code in an event loop, in one thread that nobody waits for at the end."""
+"""Run blocking calls for an event loop in one thread that does not delay the process's exit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ T = TypeVar("T")
 
 
 class WorkThread:
-    """Unlike those of `asyncio.to_thread`, the end of the process does not wait for this thread: a collective
-    may hang. And all calls are in the same one: CUDA's current device, say, belongs to a thread."""
+    """One daemon thread for all calls, unlike `asyncio.to_thread`.
+
+    The process does not wait for it at exit, because a collective may hang. All calls run in the same thread,
+    because state such as CUDA's current device is per thread.
+    """
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
-        """`function(*args)` in the thread, once those before it have returned. Raises what it raises."""
+        """Run `function(*args)` in the thread, after earlier calls have returned. Raises what it raises."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -37,16 +40,16 @@ class WorkThread:
             result, error = None, None
             try:
                 result = function(*args)
-            except Exception as raised:  # for whoever awaits it
+            except Exception as raised:  # raised in the awaiting task
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody awaits it
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits it
                 loop.call_soon_threadsafe(settle, result, error)
 
         self._calls.put(work)
         return await future
 
     def close(self) -> None:
-        """The thread ends after the calls that were made. Returns at once."""
+        """End the thread after the calls already made. Returns at once."""
         self._calls.put(None)
 
     def _run(self) -> None:
