@@ -1,20 +1,21 @@
-"""The ledger of a run against everything that the run's files say of it, always and by id.
+"""Audit a run's ledger against the run's files, sample by sample.
 
-Three accounts of the same facts are compared: the ledger, what the trainer wrote while it trained
-(`trained.jsonl`, `sync.jsonl`) and what its checkpoints hold. Damage to one of them, or a server that has
-lost writes, makes two of them differ.
+The audit compares three accounts of the same facts: the ledger, what the trainer wrote while training
+(`trained.jsonl`, `sync.jsonl`), and what its checkpoints hold. Damage to one of them, or a server that lost
+writes, makes two of them differ.
 
-Where a process was killed, or is on, they may differ for a reason. There is a closed list of these, each with
-conditions that name the step, the lineage or the version, and each is told as *explained*; whatever else
-differs is a problem:
+They may differ legitimately where a process was killed or is still running. The list of such cases is closed,
+each has conditions on the step, the lineage or the version, and each is reported as *explained*. Any other
+difference is a problem. The cases:
 
 - The trainer is between the acknowledgement of a step and its row: the ledger is one step ahead.
-- A stop was asked for and the server went first: the row says that the ledger has not heard of the step, and
-  the ledger still holds its samples as claimed by that lineage.
-- A lineage was opened whose start is not in the file: its trainer makes the ledger agree with the newest
-  checkpoint, or did and was killed behind it.
+- The run was being stopped and the server went first: the row says that the ledger has not heard of the step,
+  and the ledger still holds its samples as claimed by that lineage.
+- A lineage was opened whose start is not in the file: its trainer is making the ledger agree with the newest
+  checkpoint, or was killed after doing so.
 - The last version that a lineage committed has no row in `sync.jsonl`: the row is written when the next one
-  commits or the trainer ends in order. Nor has the one before it, when the trainer never heard of the last.
+  commits or the trainer ends cleanly. If the trainer never heard of that commit, the version before it has no
+  row either.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from headrace.records.trained_log import TrainedPath
 
 LEDGER = "ledger.json"
 NOTHING: tuple[Any, ...] = (0, 0, (), (), (), ())
-"""What `read_op` returns of a server that does not know the run."""
+"""What `read_op` returns from a server that does not know the run."""
 _TRIES = 20
-"""Readings of a run that is on until no start of a trainer falls between the files and the ledger."""
+"""Attempts to read a running run's files and ledger with no trainer start in between."""
 _NAMED = 8
-"""Ids in a sentence about many."""
+"""Most ids listed in one message."""
 
 
 @dataclass
@@ -50,9 +51,9 @@ class RunAudit:
     records: RunRecords
     reading: Reading
     problems: list[str] = field(default_factory=list)
-    """One sentence each, about the ledger, the files, and the two together. Empty: all is in order."""
+    """One sentence each, on the ledger, the files, or their differences. Empty: all is in order."""
     explained: list[str] = field(default_factory=list)
-    """Differences that have a reason."""
+    """Differences with a legitimate reason."""
 
     @property
     def balanced(self) -> bool:
@@ -64,7 +65,7 @@ class RunAudit:
 
 
 def audit_run(layout: RunLayout, ledger: SyncLedger, *, is_on: bool) -> RunAudit:
-    """Read the files and the ledger and compare them. `is_on`: processes of the run may write meanwhile.
+    """Read the files and the ledger and compare them. `is_on`: the run is running, and may write meanwhile.
 
     Raises LedgerError.
     """
@@ -73,13 +74,16 @@ def audit_run(layout: RunLayout, ledger: SyncLedger, *, is_on: bool) -> RunAudit
         raw = ledger.run(read_op())
         after = run_records.read(layout) if is_on else before
         if before.path.lineages == after.path.lineages:
-            break  # else a start has taken steps back in between
+            break  # otherwise a start took steps back in between
     return compare_run(raw, before, after)
 
 
 def compare_run(raw: Any, before: RunRecords, after: RunRecords | None = None) -> RunAudit:
-    """`raw`: what `read_op` returned. `before`, `after`: the files, read before and after it; the same ones
-    of a run that is not on."""
+    """Compare the ledger with the files.
+
+    `raw`: what `read_op` returned. `before`, `after`: the files as read before and after it; None for `after`
+    if the run is not running.
+    """
     found = reading(raw)
     out = RunAudit(compare(raw), after or before, found)
     out.problems += out.ledger.problems + out.records.problems
@@ -97,7 +101,7 @@ def compare_run(raw: Any, before: RunRecords, after: RunRecords | None = None) -
 
 
 def _compare_marks(out: RunAudit, before: RunRecords) -> None:
-    """What `ledger.json` has seen of the ledger is there still: every service refuses one that is behind."""
+    """Check that the ledger is not behind `ledger.json`: every service would refuse it."""
     seen, found = before.ledger, out.reading
     if seen.ledger and (there := found.meta.get("ledger") or "one without an id") != seen.ledger:
         out.problems.append(
@@ -133,7 +137,7 @@ def _compare_lineages(out: RunAudit) -> None:
 
 
 def _compare_samples(out: RunAudit, before: RunRecords) -> None:
-    """What was trained by the files must be trained in the ledger, in the same step, and nothing else."""
+    """Check that the ledger has trained the same samples as the files, in the same steps, and no others."""
     found, last = out.reading, out.path.last
     lineage = found.number("lineage")
     if last is None or last.lineage < lineage:
@@ -145,7 +149,7 @@ def _compare_samples(out: RunAudit, before: RunRecords) -> None:
     for sample_id, number in before.path.step_of.items():
         step, record = must[number], found.records.get(sample_id)
         if record is not None and record.state == State.TRAINED:
-            continue  # in which step, the loop below asks
+            continue  # the loop below checks the step
         if (
             not step.acknowledged
             and step.lineage == lineage
@@ -185,7 +189,7 @@ def _compare_samples(out: RunAudit, before: RunRecords) -> None:
 
 
 def _compare_with_checkpoint(out: RunAudit, lineage: int) -> None:
-    """A lineage was opened whose start is not in the file: the newest checkpoint is what it goes on from."""
+    """Check a lineage whose start is not in the file yet against the newest checkpoint, which it adopts."""
     found, newest = out.reading, out.records.newest
     wanted = newest.trained if newest is not None else {}
     name = newest.name if newest is not None else "no checkpoint"
@@ -216,7 +220,7 @@ def _compare_with_checkpoint(out: RunAudit, lineage: int) -> None:
 
 
 def _known_to_the_ledger(out: RunAudit, told: Mapping[str, object]) -> None:
-    """What only a checkpoint knows."""
+    """Check samples that only a checkpoint names (`told`: those already checked) against the ledger."""
     for m in out.records.manifests:
         for sample_id in m.trained:
             if sample_id not in told and sample_id not in out.reading.records:
@@ -290,7 +294,7 @@ def _compare_versions(out: RunAudit, before: RunRecords) -> None:
 
 
 def _claims(records: RunRecords) -> Iterable[tuple[str, int]]:
-    """Who says that a version was committed."""
+    """Every (source, version) that states that the version was committed."""
     for version, line in records.versions.items():
         yield f"{SYNC} line {line}", version
     for m in records.manifests:
@@ -304,7 +308,7 @@ def _claims(records: RunRecords) -> Iterable[tuple[str, int]]:
 
 
 def _compare_end(out: RunAudit) -> None:
-    """When all is said to be done, nothing waits, and the trainer has said that it ended."""
+    """Check that a completed run has no sample left to train, and that its trainer's end is on file."""
     found, last = out.reading, out.path.last
     if found.meta.get("completed") != "1":
         return
@@ -316,5 +320,5 @@ def _compare_end(out: RunAudit) -> None:
     ends = (State.TRAINED, State.DEAD, State.DROPPED)
     for record in found.records.values():
         if record.state in ends or (record.state == State.READY and record.reason == "operator"):
-            continue  # sent back from the dead letters, for the next start
+            continue  # requeued by an operator, for the next start
         out.problems.append(f"{record.id}: {record.state or 'gone'}, and the run has completed")

@@ -1,11 +1,11 @@
-"""What a checkpoint says about itself, and whether that is true.
+"""Read, write and verify the manifests of checkpoints.
 
-`step_N/manifest.json` names the run, the lineage and the step, holds every value that is no tensor, and lists
-the shard files with their sizes and SHA-256 digests; a digest of its own covers the manifest. The tensors lie
-beside it as safetensors. Nothing of a checkpoint is a program: reading one executes nothing.
+`step_N/manifest.json` names the run, the lineage and the step, and holds every value that is not a tensor. It
+lists the shard files with their sizes and SHA-256 digests, and has a digest of itself. The tensors are next
+to it as safetensors. Reading a checkpoint executes no code.
 
-The digests tell damage and mistakes, not forgery: who may write the folder may write new digests. What is
-loaded then is still numbers.
+The digests reveal damage and mistakes, not forgery: anyone who can write the folder can write new digests.
+Even then only numbers are loaded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 RESUMED_FROM = "resumed_from"
-"""Under `checkpoints/`: the `trainer.resume` that the trainer has obeyed."""
+"""File under `checkpoints/` with the `trainer.resume` that the trainer has already carried out."""
 CHECKPOINT_MANIFEST = "manifest.json"
 
 FORMAT = 2
-"""That of `Manifest`."""
+"""The format of `Manifest`."""
 PICKLED_FORMAT = 1
-"""Of earlier releases: torch DCP, whose metadata is a pickle."""
+"""The format of earlier releases: torch DCP, whose metadata is a pickle."""
 _CHUNK = 1 << 24
 _DIGEST = "sha256"
 
@@ -36,11 +36,11 @@ class CheckpointError(ValueError):
 
 
 class PickledCheckpoint(CheckpointError):
-    """Its metadata is a pickle; nothing of it was read."""
+    """The checkpoint's metadata is a pickle. It was not read."""
 
 
 class ShardFile(BaseModel):
-    """A file of tensors, as it was when it was written."""
+    """Size and digest of a file of tensors, as written."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -57,26 +57,26 @@ class Manifest(BaseModel):
     run: str
     """The run's name."""
     run_id: str
-    """Of this run alone, also among those of the same name."""
+    """Unique to this run, even among runs of the same name."""
     identity: dict[str, Any]
-    """`run_identity.of` the configuration."""
+    """`headrace.config.identity.of` the configuration."""
     lineage: int
     step: int
     version: int
-    """Policy version committed last."""
+    """The last committed policy version."""
     trained: dict[str, int]
     """Sample id -> step that trained it."""
     progress: dict[str, Any]
-    """What else the training loop remembers."""
+    """The rest of the training loop's state."""
     ranks: int
-    """How many wrote it."""
+    """Number of ranks that wrote it."""
     scalars: dict[str, Any]
-    """What of models, optimizers and schedules is no tensor."""
+    """State of models, optimizers and schedules that is not a tensor."""
     files: dict[str, ShardFile]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """On disk when it returns."""
+    """Write the manifest; it is on disk (fsync) when this returns."""
     plain = manifest.model_dump()
     with (folder / CHECKPOINT_MANIFEST).open("w") as handle:
         json.dump({**plain, _DIGEST: _digest_of(plain)}, handle)
@@ -85,8 +85,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Raises CheckpointError when it is damaged, PickledCheckpoint or CheckpointError when it is of another
-    format."""
+    """Read and verify a checkpoint's manifest.
+
+    Raises PickledCheckpoint for the old format; CheckpointError for any other format, or damage.
+    """
     path = checkpoint / CHECKPOINT_MANIFEST
     try:
         text = path.read_text()
@@ -118,7 +120,7 @@ def _digest_of(plain: dict[str, Any]) -> str:
 
 
 def describe_file(path: Path) -> ShardFile:
-    """Of a file that was just written."""
+    """Size and digest of a file that was just written."""
     return ShardFile(bytes=path.stat().st_size, sha256=_sha256(path, lambda: None))
 
 
@@ -138,10 +140,10 @@ def check_files(
     ranks: int = 1,
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Whether the files are those that were written. Of `ranks` that share the work, `rank` reads every
-    `ranks`th; all look at names and sizes. `alive` is called between chunks.
+    """Check that the files are those that were written.
 
-    Raises CheckpointError, which names every file that is not.
+    `ranks` share the work: `rank` hashes every `ranks`th file, and all check names and sizes. `alive` is
+    called between chunks. Raises CheckpointError, which names every file that differs.
     """
     problems = []
     there = {entry.name for entry in checkpoint.iterdir()} - {CHECKPOINT_MANIFEST}
@@ -166,10 +168,11 @@ def check_files(
 def check_belongs(
     checkpoint: Path, manifest: Manifest, run: str, trained: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Whether the run called `run` may go on from it. `trained`: rows of the run's `trained.jsonl`, which
-    tells how lineages followed each other; rows that a crash has cost only make this more lenient.
+    """Check that the run called `run` may resume from the checkpoint.
 
-    Raises CheckpointError when it is another run's, or of a history that the run has left.
+    `trained`: rows of the run's `trained.jsonl`, which record the sequence of lineages. Rows lost in a crash
+    only make this check more lenient. Raises CheckpointError if the checkpoint belongs to another run, or to
+    a history that the run has abandoned.
     """
     if manifest.run != run:
         raise CheckpointError(f"{checkpoint} is of the run {manifest.run!r}, not of {run!r}")
@@ -188,7 +191,7 @@ def check_belongs(
 def instead_of(
     checkpoint: Path, run: str, trained: Iterable[Mapping[str, Any]], alive: Callable[[], None] = lambda: None
 ) -> str:
-    """What to do when a run cannot go on from `checkpoint`. Reads older ones to name one that serves."""
+    """Advice for a run that cannot resume from `checkpoint`. Reads older ones to name a usable one."""
     rows = list(trained)
     older = [c for c in complete_checkpoints(checkpoint.parent) if c.name < checkpoint.name]
     for found in reversed(older):
@@ -199,20 +202,20 @@ def instead_of(
         except CheckpointError:
             continue
         return (
-            f"Put back what was there, or go back to the newest one that serves with trainer.resume={found}: "
+            f"Put back what was there, or go back to the newest usable one with trainer.resume={found}: "
             "steps after it are trained again"
         )
-    return "Put back what was there, or begin anew under another name: no older one serves"
+    return "Put back what was there, or start over under another name: no older checkpoint is usable"
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Those under `checkpoints/` that were written to their end, oldest first."""
+    """The completely written checkpoints in `directory`, oldest first."""
     found = [d for d in directory.glob("step_*") if (d / CHECKPOINT_MANIFEST).exists()]
     return sorted(found, key=lambda d: int(d.name.removeprefix("step_")))
 
 
 def checkpoint_at(directory: Path, wanted: Path) -> Path:
-    """The complete checkpoint under `directory` that `wanted` leads to. Raises ValueError."""
+    """The complete checkpoint under `directory` that `wanted` points to. Raises ValueError."""
     there = complete_checkpoints(directory)
     for found in there:
         if found.resolve() == wanted.resolve():

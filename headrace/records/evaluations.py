@@ -1,4 +1,4 @@
-"""Held-out scores, as `eval.jsonl` has them."""
+"""Read held-out scores from `eval.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.records.json_files import read_rows
 
 
 def eval_rows(path: Path) -> list[dict[str, Any]]:
-    """Held-out scores by version, then data source; the last row of each wins."""
+    """Held-out scores sorted by version, then data source. The last row of each pair wins."""
     keys = ("version", "data_source", "reward", "n", "unfinished", "k", "best", "majority")
     found = {
         (row["version"], str(row.get("data_source"))): {key: row.get(key) for key in keys}

@@ -1,4 +1,4 @@
-"""Files of JSON, and of one JSON object a line, that others read while they are written."""
+"""JSON and JSON-lines files that others may read while they are written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None when there is none or it cannot be read."""
+    """The object in a JSON file; None if it is missing or unreadable."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_rows(path: Path, limit: int = -1) -> list[dict[str, Any]]:
-    """The objects in a JSON-lines file; a last line that was cut short is left out. `limit`: bytes."""
+    """The objects in a JSON-lines file, without unreadable lines. `limit`: bytes to read at most."""
     rows = []
     try:
         with path.open("rb") as file:
@@ -51,10 +51,10 @@ def read_rows(path: Path, limit: int = -1) -> list[dict[str, Any]]:
 
 
 class MetricsTail:
-    """Reads the rows that were appended since the last call; a row that is half written waits."""
+    """Reads the rows appended since the last call. A half-written row waits for the next call."""
 
     def __init__(self, path: Path, from_end: bool = False, offset: int = 0) -> None:
-        """`from_end` skips what is there already: the rows of earlier starts; `offset` so many bytes."""
+        """`from_end` skips existing rows, those of earlier starts. `offset` skips that many bytes."""
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else offset
 

@@ -1,25 +1,25 @@
-"""A run's directory: what lies where, whose it is, and whether a new start continues it.
+"""The layout of a run's directory, its lock, and whether a new start continues the run.
 
     config.yaml          resolved configuration, secrets masked; what the services read
     metrics.jsonl        one row per local update (trainer)
-    ledger.json          id of the run's ledger in Redis, and how far it was (runner, queue, trainer)
-    trained.jsonl        which step trained which samples (trainer); what the audit compares the ledger with
-    samples/             what was trained, token by token, bounded (trainer)
-    tensorboard/, wandb/ the same rows for those who ask for them (trainer.logger)
+    ledger.json          id of the run's ledger in Redis, and how far it had got (runner, queue, trainer)
+    trained.jsonl        which step trained which samples (trainer); the audit compares the ledger with it
+    samples/             trained samples, token by token, bounded in size (trainer)
+    tensorboard/, wandb/ the rows of metrics.jsonl for other tools (trainer.logger)
     sync.jsonl           one row per committed sync round (trainer)
     eval.jsonl           one row per validated version and data source (queue)
     engine.json          the engine's name and version (rollouters)
-    summary.json         what came out, written when the runner ends
+    summary.json         the results, written when the runner ends
     logs/<service>.log   output of each service
     checkpoints/, final/ the trainer's checkpoints and the trained model
     redis/               the bundled server's append-only file
-    prometheus/          configuration and data of the run's own Prometheus, where there is one
+    prometheus/          configuration and data of the run's own Prometheus, if it has one
     private/             mode 0700: secrets (endpoints.json, redis_url, token), the lock, the configuration
-                         as asked for, the number of rollouters asked for while it runs
+                         as requested, the number of rollouters requested while the run is in progress
 
-What its processes put under TMPDIR lies elsewhere and goes with them (`headrace.local.scratch`).
-One runner per directory: it holds a lock, which the guardian keeps until the run's last process is gone.
-In a cluster there is no runner: the directory holds what the trainer writes there, its configuration too.
+Files that its processes put under TMPDIR are elsewhere, and are removed with them (`headrace.local.scratch`).
+Only one runner may use a directory. It holds a lock, which the guardian keeps until the run's last process is
+gone. In a cluster there is no runner: the directory holds what the trainer writes, and its configuration.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from headrace.records import trained_log
 from headrace.records.json_files import read_json
 
 _TAKEOVER_S = 20.0
-"""How long the processes of a killed runner may take to be gone."""
+"""Seconds to wait for the processes of a killed runner to end."""
 
 
 class RunInUseError(RuntimeError):
-    """Another runner works in the directory."""
+    """Another runner is using the directory."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +108,19 @@ class RunLayout:
 
     @property
     def scale(self) -> Path:
-        """What `headrace scale` asks of the run that is on: replicas by service."""
+        """What `headrace scale` requests of a running run: replicas by service."""
         return self.private / "scale.json"
 
     @property
     def requested(self) -> Path:
-        """The configuration as asked for: `demo:` names not replaced by paths of the cache."""
+        """The configuration as requested, with `demo:` names not yet replaced by cache paths."""
         return self.private / "requested.yaml"
 
     def log(self, service: str) -> Path:
         return self.logs / f"{service}.log"
 
     def create(self) -> None:
-        """Make the directories that are missing."""
+        """Create the missing directories."""
         for directory in (self.root, self.logs, self.checkpoints):
             directory.mkdir(parents=True, exist_ok=True)
         for directory in (self.private, self.redis):
@@ -128,7 +128,7 @@ class RunLayout:
             directory.chmod(0o700)
 
     def lock(self, wait_s: float = _TAKEOVER_S) -> RunLock:
-        """Take the directory. Raises RunInUseError; waits only while a killed runner's processes end."""
+        """Lock the directory. Waits only while a killed runner's processes end. Raises RunInUseError."""
         self.create()
         path = self.private / "lock"
         deadline = time.monotonic() + wait_s
@@ -141,7 +141,7 @@ class RunLayout:
                 os.close(descriptor)
                 if _alive(owner) or time.monotonic() > deadline:
                     raise RunInUseError(
-                        f"{self.root}: in use by a run that is on (process {owner or 'unknown'}); "
+                        f"{self.root}: in use by a run in progress (process {owner or 'unknown'}); "
                         "stop it, or choose another name with name=..."
                     ) from None
                 time.sleep(0.05)
@@ -150,11 +150,11 @@ class RunLayout:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 return RunLock(descriptor)
-            os.close(descriptor)  # the directory was moved aside meanwhile
+            os.close(descriptor)  # the directory was moved aside in the meantime
             self.create()
 
     def in_use(self) -> bool:
-        """Whether a runner (or what is left of one) holds the directory."""
+        """Whether a runner, or a remaining process of one, holds the lock."""
         try:
             descriptor = os.open(self.private / "lock", os.O_RDONLY)
         except OSError:
@@ -169,7 +169,7 @@ class RunLayout:
 
     @property
     def in_cluster(self) -> bool:
-        """Whether no runner has ever been here: a cluster started the services, or this is a copy."""
+        """Whether no runner has ever used the directory: the services run in a cluster, or it is a copy."""
         return not any(path.exists() for path in (self.private, self.redis, self.summary))
 
     def move_aside(self) -> Path:
@@ -184,7 +184,7 @@ class RunLayout:
         return read_json(self.summary)
 
     def changed_keys(self, config: RunConfig) -> list[str]:
-        """What the configuration changes of a run that is to go on, one sentence per fixed key.
+        """Changes of the configuration that a resumed run does not allow, one sentence per fixed key.
 
         Raises ConfigError when the stored configuration cannot be read.
         """
@@ -197,14 +197,14 @@ class RunLayout:
             if was != now:
                 lines.append(
                     f"{self.root}: {key}: was {was!r} when the run was begun and is {now!r} now; "
-                    "set it back, or begin anew with trainer.resume=never or another name"
+                    "set it back, or start over with trainer.resume=never or another name"
                 )
         return lines
 
 
 @dataclass
 class RunLock:
-    """The directory is this process's for as long as `descriptor` (or a copy of it) is open."""
+    """The lock on a directory, held while `descriptor` (or a copy of it) is open."""
 
     descriptor: int
 
@@ -228,7 +228,7 @@ def _alive(pid: str) -> bool:
 
 
 def find_run(name: str, runs_dir: Path) -> RunLayout | None:
-    """The run called `name`, or in the directory `name`; None when there is none."""
+    """The run called `name`, or the one in the directory `name`; None if there is none."""
     for root in (runs_dir / name, Path(name)):
         if (root / "config.yaml").exists() or (root / "private").is_dir():
             return RunLayout(root.resolve())
@@ -236,9 +236,10 @@ def find_run(name: str, runs_dir: Path) -> RunLayout | None:
 
 
 def leave_config(config: RunConfig, read_from: Path, run_dir: Path) -> None:
-    """By the trainer at its start: write the configuration, passwords masked, where no runner does.
+    """Write the configuration into the run's directory, passwords masked, where no runner does it.
 
-    One of an earlier start is replaced: an upgrade may have changed it. `read_from`: the trainer's own file.
+    The trainer calls this at startup. It replaces an earlier start's file, because an upgrade may have
+    changed the configuration. `read_from`: the file that the trainer itself has read.
     """
     layout = RunLayout(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""A file of JSON rows, one a line, that grows by whole rows.
+"""An append-only file of JSON rows, one per line.
 
-A row is with the operating system when the call returns, and on the disk where that is asked for. One that
-finds no room leaves nothing of itself; one that was cut off (the machine went, or an older release wrote it)
-stays alone on its line, which readers skip.
+A row has reached the operating system when the call returns, and the disk if `durable` is set. A row that
+does not fit on the disk leaves no trace. A row that was cut off (by a power failure, or an older release)
+stays on a line of its own, which readers skip.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from headrace.system import disk
 
 
 class RowFile:
+    """The writer of such a file."""
+
     def __init__(self, path: Path, durable: bool = False) -> None:
-        """`durable`: a row outlives a power cut once `write` has returned. Raises OSError."""
+        """`durable`: a row survives a power failure once `write` has returned. Raises OSError."""
         self._durable = durable
         self._path = path
         self._file = path.open("a+b", buffering=0)
         if self._file.tell() and self._ends_in_the_middle():
             self.append(b"\n")
         self.rows = self._lines() if self.size else 0  # a device may be read for ever
-        """Lines that the file has, with those that were cut off."""
+        """Number of lines in the file, including those that were cut off."""
 
     def write(self, row: dict[str, Any]) -> None:
-        """Raises disk.DiskFull, OSError."""
+        """Append one row. Raises disk.DiskFull, OSError."""
         self.append(json.dumps(row).encode() + b"\n")
         self.rows += 1
 
     @property
     def size(self) -> int:
-        """Bytes that are in it."""
+        """Size of the file in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     def append(self, line: bytes) -> None:
-        """A row that ends in a newline. Raises disk.DiskFull, OSError."""
+        """Append an encoded row that ends in a newline. Raises disk.DiskFull, OSError."""
         with disk.writing(self._path, len(line)):
             before = self.size
             left = memoryview(line)
@@ -47,7 +49,7 @@ class RowFile:
                 while left:
                     left = left[self._file.write(left) :]
             except OSError:
-                with contextlib.suppress(OSError):  # a pipe, say
+                with contextlib.suppress(OSError):  # e.g. a pipe, which has no length
                     os.ftruncate(self._file.fileno(), before)
                 raise
             if self._durable:
@@ -67,17 +69,17 @@ class RowFile:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of such a file. `row` is None for one that holds no object."""
+    """A line of such a file. `row` is None if the line holds no JSON object."""
 
     number: int
     text: str
     row: dict[str, Any] | None
     whole: bool
-    """It ends in a line feed: its writing was not cut off."""
+    """The line ends in a newline: it was not cut off."""
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Every line; none where there is no file."""
+    """Read every line; none if the file does not exist."""
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
     except FileNotFoundError:
@@ -86,7 +88,7 @@ def read_lines(path: Path) -> list[Line]:
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line and number == len(lines):
-            continue  # behind the last line feed
+            continue  # after the last newline
         try:
             row = json.loads(line)
         except ValueError:

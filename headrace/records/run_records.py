@@ -1,7 +1,7 @@
-"""What a run's files say of its samples and versions: `trained.jsonl`, `sync.jsonl`, checkpoints' manifests.
+"""Read a run's records of samples and versions: `trained.jsonl`, `sync.jsonl`, the checkpoints' manifests.
 
-The ledger is audited against them (`headrace.records.audit`). This module finds what is wrong with them by
-themselves and with each other.
+This module checks each of them, and compares them with each other. `headrace.records.audit` compares the
+ledger with them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYNC = "sync.jsonl"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete checkpoint says of itself."""
+    """The contents of a complete checkpoint's manifest."""
 
     name: str
     """`checkpoints/step_N/manifest.json`."""
@@ -39,15 +39,15 @@ class Manifest:
 
 @dataclass
 class RunRecords:
-    """All of them, read once."""
+    """A run's records, read once."""
 
     path: TrainedPath
     versions: dict[int, int] = field(default_factory=dict)
     """Committed version -> line of `sync.jsonl`."""
     manifests: list[Manifest] = field(default_factory=list)
-    """Oldest first."""
+    """Complete checkpoints, oldest first."""
     ledger: Marks = field(default_factory=Marks)
-    """How far the ledger was, by `ledger.json`."""
+    """How far the ledger had got, according to `ledger.json`."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -56,13 +56,13 @@ class RunRecords:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was ever trained or committed, as far as they say."""
+        """Whether the records show no training and no commit at all."""
         told = self.path.starts or self.path.steps or self.versions or self.manifests
         return not told and not self.ledger.begun
 
 
 def read(layout: RunLayout) -> RunRecords:
-    """Read the files as they are now. Checkpoints first: what one of them holds, the other files say too."""
+    """Read the files as they are now. Checkpoints come first: the other files are written before them."""
     manifests, broken = _manifests(layout.checkpoints)
     records = RunRecords(trained_log.follow(read_lines(layout.trained)), manifests=manifests)
     records.problems = records.path.problems + broken
@@ -82,14 +82,14 @@ def _manifests(directory: Path) -> tuple[list[Manifest], list[str]]:
         try:
             found.append(_manifest(name, json.loads((checkpoint / CHECKPOINT_MANIFEST).read_text())))
         except FileNotFoundError:
-            continue  # removed meanwhile: a newer one is there
+            continue  # just removed, because a newer one exists
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             problems.append(f"{name}: cannot be read: {error!r}")
     return found, problems
 
 
 def _manifest(name: str, plain: dict[str, Any]) -> Manifest:
-    """Raises KeyError, TypeError, ValueError or AttributeError. Fields that are not known are passed over."""
+    """Parse a manifest, ignoring unknown fields. Raises KeyError, TypeError, ValueError or AttributeError."""
     trained = {str(sample_id): int(step) for sample_id, step in plain["trained"].items()}
     return Manifest(name, int(plain["step"]), int(plain["lineage"]), int(plain["version"]), trained)
 
@@ -99,7 +99,7 @@ def _read_sync(file: Path, records: RunRecords) -> None:
     for line in read_lines(file):
         version = line.row.get("version") if line.row is not None else None
         if not isinstance(version, int) or isinstance(version, bool):
-            if line.whole:  # one that was cut off has not been written yet: its version counts as missing
+            if line.whole:  # a cut-off row does not count as written: its version is missing
                 records.problems.append(f"{SYNC} line {line.number}: is no row of it: {line.text[:200]}")
             continue
         if version in records.versions:
@@ -115,7 +115,7 @@ def _read_sync(file: Path, records: RunRecords) -> None:
 
 
 def _compare_manifests(records: RunRecords) -> None:
-    """Each manifest holds exactly what the path has trained up to its step."""
+    """Check that each manifest holds exactly what the path has trained up to its step."""
     path, step_of = records.path, records.path.step_of
     unknown: dict[str, list[str]] = defaultdict(list)
     lineages = {start.lineage for start in path.starts}
@@ -148,17 +148,18 @@ def _compare_manifests(records: RunRecords) -> None:
 
 @dataclass(frozen=True)
 class Span:
-    """The versions `first`..`last` that one lineage committed, and how many of them must have a row."""
+    """The versions `first`..`last` that one lineage committed, and which of them must have a row."""
 
     start: Start
     first: int
     last: int
     flushed: int
-    """Up to here: a row is written when the next version commits, or when the trainer ends in order."""
+    """The last version that must have a row. A row is written when the next version commits, or when the
+    trainer ends cleanly."""
 
 
 def spans(records: RunRecords, committed: int) -> list[Span]:
-    """Which lineage committed which versions up to `committed`; none where the file does not say."""
+    """The versions that each lineage committed, up to `committed`; empty if the file does not say."""
     starts = records.path.starts
     if any(start.version is None for start in starts):
         return []
@@ -170,7 +171,7 @@ def spans(records: RunRecords, committed: int) -> list[Span]:
         if start.ended:
             flushed = min(last, start.heard if start.heard is not None else last)
         else:
-            heard = [last - 1, before]  # of all but the last it must have heard, to ask for the next
+            heard = [last - 1, before]  # it must have heard of all but the last, to request the next
             if start.newest_window is not None:
                 heard.append(start.newest_window - 1)
             heard += [m.version for m in records.manifests if m.lineage == start.lineage]

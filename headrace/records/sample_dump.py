@@ -1,15 +1,16 @@
-"""A bounded record of what was trained: prompts, responses, rewards, versions. `headrace samples` reads it.
+"""A bounded record of trained samples: prompts, responses, rewards, versions. `headrace samples` reads it.
 
-Every trainer rank appends to its own files `samples/RANK-NUMBER.jsonl` in the run's directory, a line per
-sample, at most `dump.samples_per_update` lines an update over all ranks, drawn at random. The guarantees:
+Every trainer rank appends to its own files `samples/RANK-NUMBER.jsonl` in the run's directory, one line per
+sample. The samples are drawn at random, at most `dump.samples_per_update` per update over all ranks.
+Guarantees:
 
-- The files never hold more than `dump.max_bytes` together, but for the line that is being written. When a
-  file has its share a new one is begun, and the oldest but the very first is deleted: how the run began
-  stays, and what it does now.
-- Writing never disturbs the run. A disk that is full ends the record with one error in the log, and an update
-  writes no more than 1/512 of `dump.max_bytes` or one sample: tens of milliseconds at the default.
-- A killed rank loses at most its last line; a start begins a new file, so no line is torn by a later one.
-- Steps that a later start took back are left out when the record is read.
+- Together the files never hold more than `dump.max_bytes`, except for the line being written. A file that has
+  reached its share is followed by a new one, and the oldest file except the very first is deleted. So the
+  beginning of the run and its recent past are both kept.
+- Writing never disturbs the run. A full disk ends the record with one error in the log. An update writes no
+  more than 1/512 of `dump.max_bytes`, or one sample: tens of milliseconds at the default.
+- A killed rank loses at most its last line. Each start begins a new file, so it never appends to a torn line.
+- Reading leaves out steps that a later start took back.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ log = logging.getLogger("headrace.sample_dump")
 
 DIRECTORY = "samples"
 _FILES = 16
-"""Files of one rank within its share of `dump.max_bytes`."""
+"""Number of files into which a rank's share of `dump.max_bytes` is split."""
 _UPDATES = 512
-"""Updates whose samples fit at least, but for one sample each: with long responses fewer samples are kept."""
+"""Number of updates whose samples must fit. With long responses each update keeps fewer, but at least one."""
 
 
 class SampleDump:
-    """One rank's part of the record."""
+    """The writer of one rank's part of the record."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class SampleDump:
         max_bytes: int,
         log_probs: bool = False,
     ) -> None:
-        """`max_bytes` and `samples_per_update` are those of all ranks together."""
+        """`max_bytes` and `samples_per_update` are totals over all ranks."""
         self._directory = run_dir / DIRECTORY
         self._rank, self._world_size = rank, world_size
         more = rank < samples_per_update % world_size
@@ -68,9 +69,9 @@ class SampleDump:
         lineage: int,
         advantages: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Samples of one local update; which ones is drawn at random.
+        """Write a random selection of one local update's samples.
 
-        `version`: of the window that trained them. `advantages`: of each sample's trajectories, by its id.
+        `version`: of the window that trained them. `advantages`: sample id -> those of its trajectories.
         """
         if self._failed or not self._per_update or not samples:
             return
@@ -110,7 +111,7 @@ class SampleDump:
         return RowFile(self._directory / f"{self._rank}-{number:06d}.jsonl")
 
     def _make_room(self, needed: int) -> None:
-        """Delete the oldest files but the first until so many bytes fit."""
+        """Delete the oldest files, the first one last, until `needed` bytes fit."""
         there = sorted(self._mine(), key=lambda file: (_rank_and_number(file)[1], file.name))
         held = sum(file.stat().st_size for file in there)
         for file in [*there[1:], *there[:1]]:
@@ -120,7 +121,7 @@ class SampleDump:
             file.unlink()
 
     def _mine(self) -> list[Path]:
-        """Files of this rank, and of those ranks that earlier starts had and this one has not."""
+        """This rank's files, plus its share of those left by ranks that no longer exist."""
         return [f for f in _files(self._directory) if _rank_and_number(f)[0] % self._world_size == self._rank]
 
     def close(self) -> None:
@@ -132,7 +133,7 @@ class SampleDump:
 def sample_row(
     sample: Sample, advantages: Sequence[float] | None = None, log_probs: bool = False
 ) -> dict[str, Any]:
-    """A sample as plain data. What is as usual (a loss mask of ones, no parts of the reward) is left out."""
+    """A sample as plain data. Default values (a loss mask of ones, no reward parts) are left out."""
     p = sample.prompt
     return {
         "sample_id": p.sample_id,
@@ -175,15 +176,15 @@ def _trajectory_row(t: Trajectory, advantage: float | None, log_probs: bool) -> 
 
 @dataclass(frozen=True)
 class Kept:
-    """One trajectory of the record. Tokens are ids of the model's tokenizer."""
+    """One recorded trajectory. Tokens are ids of the model's tokenizer."""
 
     step: int
     version: int
-    """Of the window that trained it: the weights that it changed."""
+    """Version of the window that trained it, that is, of the weights that it updated."""
     lineage: int
     sample_id: str
     number: int
-    """Which of the group."""
+    """Index in the group."""
     data_source: str
     ground_truth: str
     owner: str
@@ -203,8 +204,8 @@ class Kept:
 
     @property
     def pieces(self) -> list[tuple[int | None, int, int]]:
-        """`segments`, cut where the environment's tokens begin and end, which are not trained: (version, None
-        for the environment, start, end)."""
+        """`segments`, split at the borders of untrained tokens: (version, start, end). Version is None for
+        those tokens, which the environment wrote."""
         pieces: list[tuple[int | None, int, int]] = []
         for version, start, end in self.segments:
             for at in range(start, end):
@@ -218,19 +219,22 @@ class Kept:
 
     @property
     def gap(self) -> int:
-        """Version gap: what trained it − the oldest version in it."""
+        """Version gap: the version that trained it − the oldest version in it."""
         return self.version - min((version for version, _, _ in self.segments), default=self.version)
 
 
 def read(run_dir: Path, trained: Iterable[Mapping[str, Any]] = ()) -> Iterator[Kept]:
-    """Every trajectory of the record, file by file. `trained`: rows of `trained.jsonl`, which tell the steps
-    that were taken back. Lines that cannot be read, or that contradict themselves, are passed over."""
+    """Read every recorded trajectory, file by file.
+
+    `trained`: rows of `trained.jsonl`, which show the steps that were taken back. Unreadable or inconsistent
+    lines are skipped.
+    """
     forks = [(row["lineage"], row["from_step"]) for row in trained if "from_step" in row]
     for file in sorted(_files(run_dir / DIRECTORY), key=lambda f: (_rank_and_number(f)[1], f.name)):
         try:
             lines = file.open(encoding="utf-8", errors="replace")
         except FileNotFoundError:
-            continue  # deleted meanwhile, to make room
+            continue  # just deleted, to make room
         with lines:
             for line in lines:
                 try:
@@ -270,8 +274,10 @@ def _kept(row: Mapping[str, Any], number: int, t: Mapping[str, Any]) -> Kept:
 
 
 def _check(kept: Kept) -> None:
-    """What the rest relies on. A segment as long as a torn number says would be walked token by token. Raises
-    WireError."""
+    """Check the invariants that readers rely on, e.g. that no corrupt segment claims billions of tokens.
+
+    Raises WireError.
+    """
     count = len(kept.response_ids)
     check_segments([Segment(*segment) for segment in kept.segments], count)
     if any(len(array) != count for array in (kept.loss_mask, kept.log_probs) if array is not None):
@@ -284,18 +290,18 @@ ORDERS: dict[str, Callable[[Kept], tuple[Any, ...]]] = {
     "longest": lambda k: (len(k.response_ids), k.step),
     "last": lambda k: (k.step, k.sample_id, k.number),
 }
-"""What may be asked for: the largest of a key come first. Ties go to the later one."""
+"""Sort keys of the selectable orders. The largest keys come first; later steps win ties."""
 
 
 def pick(found: Iterable[Kept], order: str, count: int) -> list[Kept]:
-    """`count` trajectories: `worst` or `best` by reward, `longest` by tokens, or the `last` that were trained
-    (in order of training)."""
+    """Pick `count` trajectories: `worst` or `best` by reward, `longest` by tokens, or the `last` trained (in
+    order of training)."""
     chosen = heapq.nlargest(count, found, key=ORDERS[order])
     return chosen[::-1] if order == "last" else chosen
 
 
 class Picks:
-    """`count` trajectories of every order in one pass, since the record may not fit into memory."""
+    """Picks `count` trajectories for every order in one pass, because the record may not fit into memory."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -305,7 +311,7 @@ class Picks:
     def add(self, kept: Kept) -> None:
         self._seen += 1
         for order, heap in self._heaps.items():
-            entry = (ORDERS[order](kept), self._seen, kept)  # the number keeps Kept from being compared
+            entry = (ORDERS[order](kept), self._seen, kept)  # the counter avoids comparing Kept
             if len(heap) < self._count:
                 heapq.heappush(heap, entry)
             elif entry[:2] > heap[0][:2]:

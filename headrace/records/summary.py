@@ -1,7 +1,7 @@
-"""What came out of a run: `summary.json`, its numbers from the run's files, and how people read it.
+"""Build a run's `summary.json` from the run's files, and format it for people.
 
-Numbers cover the whole run over all its starts, except `memory` (the last start). A step that was
-trained again after a resume counts once in `version_gap`: the last row of a step wins.
+Numbers cover the whole run over all its starts, except `memory` (the last start). A step that was trained
+again after a resume counts once in `version_gap`: the last row of a step wins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def build(
     wall_s: float,
     memory: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
-    """The summary. `wall_s` is this start's; earlier starts' are added from the summary they left."""
+    """Build the summary. `wall_s` is this start's; the previous summary's is added to it."""
     rows = read_rows(layout.metrics)
     last = _last_values(rows)
     trained = stats.counts["trained"] if stats else None
@@ -64,7 +64,7 @@ def build(
 
 
 def _version(stats: Stats | None, last: Mapping[str, Any]) -> Any:
-    """None before the first commit."""
+    """The committed policy version; None before the first commit."""
     if stats is not None:
         return stats.version if stats.version >= 0 else None
     return last.get(row_keys.FULLY_ASYNC_COUNT_CURRENT_PARAM_VERSION)
@@ -92,9 +92,9 @@ def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 
 
 def idle_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Time-weighted shares of idle time, over every row (a repeated step took its time again).
+    """Time-weighted shares of idle time over all rows; a repeated step took its time again, so it counts.
 
-    Without the first update of each start of the trainer: it waits for the engines to load.
+    The first update of each trainer start is excluded, because it waits for the engines to load.
     """
     starts = [None, *(row.get("lineage") for row in rows)]
     steps = [
@@ -132,7 +132,7 @@ def _ledger(stats: Stats | None) -> dict[str, Any] | None:
 
 
 def sync_numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over the committed rounds: seconds; `bytes` of the largest round; the worst canary."""
+    """Statistics of the committed rounds: seconds, `bytes` of the largest round, and the worst canary."""
     rounds = {row.get("version"): row for row in rows if _number(row.get("total_s")) is not None}
 
     def values(key: str) -> list[float]:
@@ -150,7 +150,7 @@ def sync_numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def version_gaps(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many trained samples had which version gap."""
+    """Version gap -> number of trained samples."""
     counts: dict[int, int] = {}
     for row in _updates(rows):
         histogram = row.get(row_keys.STALENESS_VERSION_GAP_HIST)
@@ -161,7 +161,7 @@ def version_gaps(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def quarters(samples_mb: Sequence[float]) -> dict[str, float | None]:
-    """Mean of the first and of the last quarter of the samples, which a leak would set apart; the largest."""
+    """The peak, and the means of the first and the last quarter, between which a leak shows. In MB."""
     n = len(samples_mb) // 4
     peak = round(max(samples_mb), 1) if samples_mb else None
     if not n:
@@ -177,7 +177,7 @@ def quarters(samples_mb: Sequence[float]) -> dict[str, float | None]:
 
 
 def lines(summary: Mapping[str, Any], layout: RunLayout) -> list[str]:
-    """The end of the screen: what was reached and where it lies."""
+    """The final lines on the screen: the results and where to find them."""
     out = [f"run {summary['name']}: {summary['status']}"]
     if summary.get("reason"):
         out[0] += f" ({summary['reason']})"
@@ -200,7 +200,7 @@ def lines(summary: Mapping[str, Any], layout: RunLayout) -> list[str]:
 
 
 def ledger_line(summary: Mapping[str, Any]) -> str:
-    """`balance_line` of a summary; empty where it has no counts, or not all."""
+    """The `balance_line` of a summary; empty if counts are missing."""
     ledger = summary.get("ledger")
     if not isinstance(ledger, Mapping) or not all(
         isinstance(ledger.get(k), int) for k in ("issued_total", *STATES)
@@ -219,7 +219,7 @@ def balance_line(issued: int, counts: Mapping[str, int], balanced: bool | None) 
 
 
 def kept_lines(kept: Mapping[str, int]) -> list[str]:
-    """`kept over starts of the trainer: 2 parked, 12 queued`; none where nothing was."""
+    """`kept over starts of the trainer: 2 parked, 12 queued`; no line if nothing was kept."""
     shown = ", ".join(f"{count} {state}" for state, count in sorted(kept.items()))
     return [f"kept over starts of the trainer: {shown}"] if shown else []
 
@@ -243,7 +243,7 @@ def _score_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _sync_lines(sync: Mapping[str, Any]) -> list[str]:
-    """Rounds, and the canary: what is expected of it depends on `model.dtype`."""
+    """Sync rounds and the canary, whose expected value depends on `model.dtype`."""
     if not sync.get("count"):
         return []
     line = f"syncs: {sync['count']}, median {sync['p50_s']:.2f} s"

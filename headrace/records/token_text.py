@@ -1,4 +1,4 @@
-"""Token ids as text, by a model's own tokenizer; special tokens are shown."""
+"""Decode token ids with a model's own tokenizer, including special tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def decoder(directories: Sequence[Path], trust_remote_code: bool = False) -> Decode | None:
-    """From the first of `directories` that has a tokenizer; None when none has one that can be read."""
+    """The decoder of the first of `directories` with a readable tokenizer; None if there is none."""
     for directory in directories:
         found = _fast(directory / "tokenizer.json") or _slow(directory, trust_remote_code)
         if found is not None:
@@ -18,7 +18,7 @@ def decoder(directories: Sequence[Path], trust_remote_code: bool = False) -> Dec
 
 
 def _fast(file: Path) -> Decode | None:
-    """Without transformers, which takes seconds to import."""
+    """Load the tokenizer without transformers, which takes seconds to import."""
     if not file.is_file():
         return None
     try:
@@ -39,13 +39,13 @@ def _slow(directory: Path, trust_remote_code: bool) -> Decode | None:
         tokenizer = AutoTokenizer.from_pretrained(
             directory, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except Exception:  # missing, or files that it trips over in ways of its own
+    except Exception:  # not installed, or any error over odd files
         return None
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def shown(ids: Sequence[int], decode: Decode | None) -> str:
-    """Text, or the ids themselves where there is no tokenizer."""
+    """The ids as text, or the ids themselves if they cannot be decoded."""
     if decode is None:
         return " ".join(map(str, ids))
     try:

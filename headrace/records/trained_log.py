@@ -1,10 +1,10 @@
-"""Which step trained which samples, as the trainer itself wrote it down: what the ledger is audited against.
+"""The trainer's own log of which step trained which samples. The ledger is audited against it.
 
-`trained.jsonl` in the run's directory has a row for every start of a trainer, with the step that it went on
-from, a row for every step, and a row for every end in order. A start at step k takes back everything that was
-trained after k, so the file tells the path from the first lineage to the last: what the weights have really
-seen. It is appended to and never changed, so a row that is missing, there twice or garbled was damaged; only
-a trainer that is killed while it writes leaves a part of a row, and nothing of its own behind that.
+`trained.jsonl` in the run's directory has a row for every start of a trainer, with the step that it resumed
+from, a row for every step, and a row for every clean end. A start at step k takes back everything that was
+trained after k. The file thus records the path from the first lineage to the last: what the weights have
+really seen. The file is append-only, so a missing, duplicate or garbled row means damage. The one exception
+is a trainer killed while writing: it leaves a partial row, and no row of its own after that.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ FILE = "trained.jsonl"
 
 
 class TrainedLog:
-    """Written by the trainer's first rank."""
+    """The writer of `trained.jsonl`, in the trainer's first rank."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = RowFile(run_dir / FILE, durable=True)
 
     def began(self, lineage: int, from_step: int, *, version: int, run_id: str) -> None:
-        """A trainer goes on from `from_step`; `version` was committed last. The row also says how many are
-        before it, so that the loss of any of them shows."""
+        """Record that a trainer resumes from `from_step`; `version` was committed last.
+
+        The row also holds the number of rows before it, so that the loss of any of them shows.
+        """
         rows = self._file.rows
         self._file.write(
             {"lineage": lineage, "from_step": from_step, "version": version, "rows": rows, "run_id": run_id}
@@ -38,13 +40,16 @@ class TrainedLog:
     def trained(
         self, lineage: int, step: int, ids: Sequence[str], *, window: int, acknowledged: bool = True
     ) -> None:
-        """`window`: the version that the samples were trained for. `acknowledged`: the ledger has heard of
-        it; it does not have to while a run is stopped, since the checkpoint is written next."""
+        """Record a step.
+
+        `window`: the version that the samples were trained for. `acknowledged`: the ledger has heard of the
+        step. It need not have while the run is stopping, because the checkpoint is written next.
+        """
         row: dict[str, Any] = {"lineage": lineage, "step": step, "window": window, "ids": list(ids)}
         self._file.write(row if acknowledged else row | {"acknowledged": False})
 
     def ended(self, lineage: int, step: int, *, version: int) -> None:
-        """In order, after `step`; `version` is the last whose commit the trainer has heard of."""
+        """Record a clean end after `step`; `version` is the last one whose commit the trainer heard of."""
         self._file.write({"lineage": lineage, "ended_after": step, "version": version})
 
     def close(self) -> None:
@@ -53,18 +58,18 @@ class TrainedLog:
 
 @dataclass
 class Start:
-    """One lineage, from its trainer's start on."""
+    """One lineage, as begun by a trainer's start."""
 
     lineage: int
     from_step: int
     version: int | None
-    """Committed when it began; None in a file of a release that did not say."""
+    """Last committed version when it began; None in files of releases that did not record it."""
     line: int
     heard: int | None = None
-    """The last version whose commit it has heard of, where it ended in order."""
+    """After a clean end: the last version whose commit the trainer heard of."""
     ended: bool = False
     newest_window: int | None = None
-    """Of the steps that it trained."""
+    """The newest window of its steps."""
 
 
 @dataclass
@@ -80,13 +85,13 @@ class Step:
 
 @dataclass
 class TrainedPath:
-    """What the last lineage's weights have seen."""
+    """The training that the last lineage's weights have seen."""
 
     starts: list[Start] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """In the order of training."""
     taken_back: int = 0
-    """Samples of steps that a later start has taken back."""
+    """Number of samples in steps that a later start took back."""
     problems: list[str] = field(default_factory=list)
     cut_row: int | None = None
     """Line of the row that the last trainer was writing when it was killed."""
@@ -180,7 +185,7 @@ def follow(lines: Iterable[Line]) -> TrainedPath:
     """Follow the lines of `trained.jsonl`, in the order in which they were written."""
     path = TrainedPath()
     cut: Line | None = None
-    """A line that its writer may have been killed in, if a start or nothing follows."""
+    """A line that may be a partial row of a killed writer, provided that a start or nothing follows."""
     for line in lines:
         row = line.row
         if cut is not None and not (row is not None and "from_step" in row):
@@ -212,7 +217,7 @@ def follow(lines: Iterable[Line]) -> TrainedPath:
 
 
 def _may_be_cut(text: str, path: TrainedPath) -> bool:
-    """Whether this is the beginning of a row that may come next: behind an end only a start does."""
+    """Whether this is the beginning of a row that is valid here: after an end only a start is."""
     head, start = '{"lineage": ', ', "from_step": '
     if not text or text[: len(head)] != head[: len(text)] or not any(_is_object(text + r) for r in _RESTS):
         return False
@@ -224,7 +229,7 @@ _RESTS = (
     *('"a": 0}', 'a": 0}', '": 0}', ": 0}", " 0}", "0}", "}", '"0"]}', '0"]}', '"]}', "]}"),
     *("false}", "alse}", "lse}", "se}", "e}"),
 )
-"""What may be missing behind a row that was cut off, in the shortest form."""
+"""Shortest possible completions of a row that was cut off."""
 
 
 def _is_object(text: str) -> bool:

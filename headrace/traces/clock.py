@@ -1,8 +1,8 @@
-"""One clock for a timeline of several nodes: that of the Redis server, which every process can ask.
+"""A common clock for a timeline of several nodes: the Redis server's, which every process can query.
 
-A node's wall clock may be off by milliseconds or minutes. Each process measures how far its own is from the
-server's, when it begins and now and then, and writes that into its events; nothing is moved before they are
-read. Times between two measurements are interpolated, so that order and nesting stay what they were.
+A node's wall clock may be off by milliseconds or minutes. Each process measures its offset from the server's
+clock at startup and at intervals, and records it with its events. Times are corrected only when the events
+are read. Offsets between two measurements are interpolated, which preserves order and nesting.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 EVERY_S = 30.0
-"""Clocks that drift apart by 50 ppm, which is much, are 1.5 ms apart by then."""
+"""Interval of measurements. Clocks that drift apart by 50 ppm, which is a lot, diverge 1.5 ms in it."""
 _ASKED = 5
 
 
 class HasTime(Protocol):
-    """A Redis client."""
+    """Something with Redis's TIME command: a Redis client."""
 
     def time(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """At `ts` of a process' own clock the server's was `ahead` of it, give or take `within`; nanoseconds."""
+    """At `ts` on the process's own clock, the server's was ahead by `ahead` ± `within`. In nanoseconds."""
 
     ts: int
     ahead: int
@@ -34,10 +34,10 @@ class Reading:
 
 
 def ask(client: HasTime, offset_ns: int) -> Reading:
-    """The server's time against this process' clock, which is `offset_ns` plus the monotonic one.
+    """Compare the server's clock with this process's, which is `offset_ns` plus the monotonic clock.
 
-    Of a few questions the one that was answered soonest counts: the server read its clock at some time
-    between question and answer. Raises redis.RedisError.
+    The server reads its clock at some time between request and reply, so of a few requests the fastest is
+    used. Raises redis.RedisError.
     """
     found = []
     for _ in range(_ASKED):
@@ -51,7 +51,7 @@ def ask(client: HasTime, offset_ns: int) -> Reading:
 
 
 def aligned(ts: int, readings: Sequence[Reading]) -> int:
-    """`ts` on the server's clock. `readings` are in order of time; with none it is as it was."""
+    """Convert `ts` to the server's clock. `readings` are in order of time; without any, `ts` is unchanged."""
     if not readings:
         return ts
     later = bisect_right(readings, ts, key=lambda r: r.ts)

@@ -1,8 +1,8 @@
-"""A picture of a span of a run's timeline: who generates, trains, waits and takes part in syncs, and when.
+"""Draw a span of a run's timeline: which process generates, trains, waits or syncs, and when.
 
-A row is a process, a box in it a slice, coloured by its kind. Concurrent samples lie above each other in
-their lanes; a pause lies over the samples that it stops. Where a row is grey the process had nothing to do.
-Vertical lines are commits, with the version that begins.
+Each process has a row, and each slice is a box coloured by its kind. Concurrent samples are stacked in lanes.
+A pause covers the samples that it stops. Grey means that the process was idle. Vertical lines are commits,
+labelled with the version that begins.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ COLOURS = {
 """Kinds in the order of the legend."""
 _IDLE = "#eeeff1"
 _OVER_LANES = ("sync pause", "transfer")
-"""Kinds that lie over the samples of their process; the others lie behind."""
+"""Kinds drawn over the samples of their process; the others are drawn behind."""
 
 _LANE_LAYER = 2
 _GAP_LANES = 16
-"""With more lanes than these there is no room between them."""
+"""With more lanes than this, no gaps are drawn between them."""
 _OVER_ALPHA = 0.85
 _WIDTH_IN, _DPI = 10.0, 100
 _PLOT_PX = 870
-"""About how wide the time axis is."""
+"""Approximate width of the time axis in pixels."""
 _MAX_LABELS = 24
 
 
 @dataclass
 class Lane:
-    """The slices of one row: in lanes, and beside them. Times are seconds of the timeline."""
+    """The slices of one row, in lanes or outside them."""
 
     label: str
     lanes: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -61,7 +61,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle in a row; `bottom` and `height` are shares of the row."""
+    """A rectangle in a row. `begin` and `end` are seconds; `bottom` and `height` are fractions of the row."""
 
     begin: float
     end: float
@@ -73,9 +73,9 @@ class Box:
 
 
 def draw(run_dir: Path, out: Path, seconds: tuple[float, float] | None, title: str) -> None:
-    """Draw what the run recorded, or the span `seconds` of it (from the first event), into `out`.
+    """Draw the run's timeline into `out`, or only the span `seconds`, counted from the first event.
 
-    Needs matplotlib. Raises NothingRecorded when there is no slice in the span.
+    Needs matplotlib. Raises NothingRecorded if the span contains no slice.
     """
     found = read(run_dir)
     shown = rows(found)
@@ -94,7 +94,7 @@ def draw(run_dir: Path, out: Path, seconds: tuple[float, float] | None, title: s
 
 
 def rows(found: Trace) -> list[Lane]:
-    """A row per process, and one more for each track of it that is neither `main` nor lanes."""
+    """One row per process, plus one for each of its tracks that is neither `main` nor a lane."""
     out: dict[tuple[str, str], Lane] = {}
     for start in found.starts:
         for event in start.events:
@@ -109,7 +109,7 @@ def rows(found: Trace) -> list[Lane]:
 
 
 def boxes(row: Lane, zero: int) -> list[Box]:
-    """Where the slices of a row lie."""
+    """The boxes of a row's slices. `zero`: start of the timeline, in nanoseconds."""
     out = []
     lanes = sorted(row.lanes, key=track_order)
     gap = 0.12 if len(lanes) <= _GAP_LANES else 0.0
@@ -150,7 +150,7 @@ def depths(events: Iterable[Event]) -> list[tuple[Event, int]]:
 
 
 def clipped(found: Iterable[Box], begin: float, end: float) -> list[Box]:
-    """The boxes that reach into the span, cut at its ends."""
+    """The boxes that overlap the span, clipped to it."""
     return [
         Box(max(b.begin, begin), min(b.end, end), b.bottom, b.height, b.kind, b.layer, b.alpha)
         for b in found
@@ -159,7 +159,7 @@ def clipped(found: Iterable[Box], begin: float, end: float) -> list[Box]:
 
 
 def commits(found: Trace) -> list[tuple[float, str]]:
-    """(second, version as text) of every commit; the version is that of the round around it."""
+    """(second, version as text) of every commit. The version comes from the enclosing round, if any."""
     events = [e for s in found.starts for e in s.events if e.ph == "X"]
     rounds = [e for e in events if e.name == "round"]
     out = []
@@ -205,7 +205,7 @@ def _render(
 
 
 def _rows(axes: Axes, placed: Sequence[tuple[Lane, Sequence[Box]]], span: tuple[float, float]) -> None:
-    """The boxes, row under row from the top, and the rows' names."""
+    """Draw the boxes row by row from the top, with the rows' names."""
     pixel = (span[1] - span[0]) / _PLOT_PX
     top, middles = 0.0, []
     for row, found in placed:
@@ -230,13 +230,13 @@ def _rows(axes: Axes, placed: Sequence[tuple[Lane, Sequence[Box]]], span: tuple[
 
 
 def _width(box: Box, pixel: float) -> float:
-    """Never so narrow that it vanishes; where there is room a gap sets it apart from the next one."""
+    """Drawn width of a box: always visible, and with a gap before the next one if there is room."""
     width = box.end - box.begin
     return width - pixel if width > 4 * pixel and box.layer == _LANE_LAYER else max(width, 0.7 * pixel)
 
 
 def _lines(axes: Axes, lines: Sequence[tuple[float, str]], bottom: float) -> None:
-    """Commits, as many with their version as there is room for."""
+    """Draw the commits, and as many version labels as fit."""
     every = -(-len(lines) // _MAX_LABELS) or 1
     for number, (at, text) in enumerate(lines):
         axes.vlines(at, 0, bottom, color="#222222", linewidth=0.9, linestyle=(0, (4, 2)), zorder=9)

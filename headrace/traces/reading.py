@@ -1,7 +1,7 @@
-"""What a run has recorded, read back: `headrace trace` and the pictures start here.
+"""Read a run's recorded events, for `headrace trace` and the pictures.
 
-Where a start knows how far its clock was from the Redis server's (`headrace.traces.clock`), its times are
-moved to that one, so that processes of several nodes line up.
+If a start has measured its clock's offset from the Redis server's (`headrace.traces.clock`), its times are
+converted to the server's clock, so that processes of several nodes line up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.traces.recording import DIRECTORY
 
 @dataclass(slots=True)
 class Event:
-    """One line. Times are nanoseconds, `ts` since the epoch; `value` is a counter's."""
+    """One recorded event. Times are nanoseconds, `ts` since the epoch. Only counters have a `value`."""
 
     ph: str
     name: str
@@ -35,17 +35,17 @@ class Event:
 
 @dataclass
 class Start:
-    """What one start of a process recorded."""
+    """The events that one start of a process recorded."""
 
     process: str
     pid: int
     ts: int
     events: list[Event] = field(default_factory=list)
     clock: list[trace_clock.Reading] = field(default_factory=list)
-    """In order of time; none where all processes share one clock."""
+    """In order of time; empty if all processes share one clock."""
 
     def align(self) -> None:
-        """Move all times to the common clock."""
+        """Convert all times to the common clock."""
         self.ts = trace_clock.aligned(self.ts, self.clock)
         for event in self.events:
             end = trace_clock.aligned(event.end, self.clock)
@@ -54,7 +54,7 @@ class Start:
 
     @property
     def began(self) -> int:
-        """Slices measured elsewhere may have begun before the recorder."""
+        """Time of the first event: slices measured elsewhere may have begun before the recorder."""
         return min([self.ts, *(e.ts for e in self.events)])
 
     @property
@@ -64,22 +64,23 @@ class Start:
 
 @dataclass
 class Trace:
-    """Every start of every process of a run, by the time it began; how many lines cannot be read, and how
-    many stretches of lines never arrived.
-    """
+    """A run's timeline: every start of every process."""
 
     starts: list[Start]
+    """In order of their beginnings."""
     torn: int
+    """Number of unreadable lines."""
     holes: int = 0
+    """Number of gaps where lines were lost before they reached the file."""
 
     @property
     def began(self) -> int:
-        """When the first event began: zero of the merged timeline."""
+        """Time of the first event: zero of the merged timeline."""
         return min(s.began for s in self.starts)
 
     @property
     def clocks_within(self) -> int | None:
-        """The largest error of the clocks' alignment, in nanoseconds; None where there is none."""
+        """The largest error of the clock alignment in nanoseconds; None without any measurement."""
         return max((r.within for s in self.starts for r in s.clock), default=None)
 
 
@@ -88,7 +89,7 @@ class NothingRecorded(ValueError):
 
 
 def read(run_dir: Path) -> Trace:
-    """What a run has recorded so far. Raises NothingRecorded, or OSError for a file that cannot be read."""
+    """Read what a run has recorded so far. Raises NothingRecorded; OSError for an unreadable file."""
     starts: list[Start] = []
     torn = holes = 0
     for path in sorted((run_dir / DIRECTORY).glob("*.jsonl")):
@@ -106,7 +107,7 @@ def read(run_dir: Path) -> Trace:
 
 
 def _read_file(path: Path) -> tuple[list[Start], int, int]:
-    """The starts in one file, its unreadable lines, and its holes: what was lost before it came here."""
+    """The starts in one file, and the numbers of its unreadable lines and of its holes."""
     starts: list[Start] = []
     torn = holes = 0
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -129,7 +130,7 @@ def _read_file(path: Path) -> tuple[list[Start], int, int]:
             except (ValueError, TypeError, KeyError):
                 torn += 1
                 continue
-            if not starts:  # the opening line is what was lost
+            if not starts:  # the opening line was lost
                 process, _, pid = re.sub(r"\.[0-9a-f]{8}$", "", path.stem).rpartition("-")
                 starts.append(Start(process or path.stem, int(pid) if pid.isdigit() else 0, event.ts))
             starts[-1].events.append(event)
@@ -137,7 +138,7 @@ def _read_file(path: Path) -> tuple[list[Start], int, int]:
 
 
 def _event(row: dict[str, Any]) -> Event:
-    """Raises KeyError, TypeError or ValueError for a line that is no event."""
+    """Parse an event. Raises KeyError, TypeError or ValueError for a line that is not one."""
     ph, name, ts = str(row["ph"]), str(row["name"]), int(row["ts"])
     match ph:
         case "X":

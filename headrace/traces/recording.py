@@ -1,20 +1,20 @@
-"""A run's timeline: every process appends its events to `RUN_DIR/trace/<process>-<pid>.jsonl`.
+"""Record a run's timeline: every process appends its events to `RUN_DIR/trace/<process>-<pid>.jsonl`.
 
-`headrace.traces.reading` reads them, `headrace trace` merges them for Perfetto, `headrace.traces.picture`
-draws a span of them. Who does not see the directory sends its events to one who does
-(`headrace.traces.relay`). The
-guarantees:
+`headrace.traces.reading` reads the files, `headrace trace` merges them for Perfetto, and
+`headrace.traces.picture` draws a span. A process without access to the directory sends its events to one
+with access (`headrace.traces.relay`). Guarantees:
 
-- Recording never disturbs the run. A disk that is full or a directory that is gone ends the recording with
-  one warning; nothing raises. A recorder without a directory does nothing.
-- A killed process loses what it was just writing: at most the last line, and slices that were still open.
+- Recording never disturbs the run. A full disk or a missing directory ends the recording with one warning;
+  nothing raises. A recorder without a directory does nothing.
+- A killed process loses at most the line that it was writing, and slices that were still open.
 - Timestamps are nanoseconds since the epoch: the wall clock, read once per start, plus the monotonic clock
-  since. Processes of one machine line up, and a clock that is set during the run tears no timeline. Those of
-  several machines also record how far they are from one clock that all can ask (`headrace.traces.clock`).
+  since then. Processes of one machine line up, and setting the clock during the run does not break the
+  timeline. Processes of several machines also record their offset from a common clock
+  (`headrace.traces.clock`).
 
-A file is JSON lines: `{"ph": "start", "process", "pid", "ts"}` opens each start of a process, then one event
-a line, written when it ends: `ph` is X (slice, with `dur`), i (instant) or C (counter, with `value`); `clock`
-is a measurement of the common clock.
+A file is JSON lines. `{"ph": "start", "process", "pid", "ts"}` opens each start of a process. Then follow the
+events, one per line, each written when it ends. `ph` is X (slice, with `dur`), i (instant), C (counter, with
+`value`), or `clock` (a measurement of the common clock).
 """
 
 from __future__ import annotations
@@ -49,33 +49,32 @@ KINDS = {
     "sync pause": ("param_sync", "round", "pause", "paused", "commit"),
     "transfer": ("transfer", "load"),
 }
-"""What the slices of the services are about: colours of the picture, categories of the merged file."""
+"""Kinds of the services' slices: colours in the picture, categories in the merged file."""
 _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 _PROCESSES = ("trainer", "rollouter", "coordinator", "queue")
 
 DIRECTORY = "trace"
 MAX_EVENTS = 500_000
 _OPEN = sys.maxsize
-"""End of a lane's interval that has not ended."""
+"""Stands for the end of a lane's interval that is still open."""
 
 
 class Sink(Protocol):
-    """Where lines go instead of a file."""
+    """Takes a recorder's lines instead of a file."""
 
     def write(self, line: bytes) -> None:
-        """All of it or nothing, at once."""
+        """Take the whole line or drop it, without waiting."""
 
 
 class Recorder:
-    """The events of one process. Any thread may record; a forked child records nothing.
+    """Records the events of one process. Any thread may record; a forked child records nothing.
 
-    On one track slices must nest or follow each other: use `Lanes` for those that overlap.
+    Slices on one track must nest or follow each other. Use `Lanes` for slices that overlap.
     """
 
     def __init__(self, where: Path | Sink | None, process: str, *, max_events: int = MAX_EVENTS) -> None:
-        """`where`: the run's directory, or what takes the lines. `process` names the row of the timeline: the
-        same over restarts, another one for every process that lives at the same time, e.g. `trainer-0`.
-        `max_events` bounds the file.
+        """`where`: the run's directory, or the sink of the lines. `process`: the timeline's row, stable over
+        restarts and unique among concurrent processes, e.g. `trainer-0`. `max_events` bounds the file.
         """
         self.process = process
         self._left = max_events
@@ -95,21 +94,23 @@ class Recorder:
 
     @property
     def enabled(self) -> bool:
-        """Whether events still go anywhere: spares a caller costly arguments."""
+        """Whether events are still recorded. Callers may check it before computing costly arguments."""
         return self._file >= 0 or self._sink is not None
 
     def slice(
         self, name: str, track: str = "main", **args: object
     ) -> AbstractContextManager[dict[str, object]]:
-        """Record the body. It may add to the arguments, which the context manager gives it; an exception that
-        leaves the body is recorded as `error`. Tasks that interleave in one thread need `Lanes.slice`.
+        """Record the body as a slice. The context manager yields the arguments, to which the body may add.
+
+        An exception that leaves the body is recorded as `error`. Tasks that interleave in one thread need
+        `Lanes.slice`.
         """
         if not self.enabled:
             return nullcontext(args)
         return _timed(args, lambda start, end: self._complete(name, start, end, track, args))
 
     def complete(self, name: str, start_ns: int, end_ns: int, track: str = "main", **args: object) -> None:
-        """A slice that was measured elsewhere, in nanoseconds of `time.monotonic_ns()`."""
+        """Record a slice that was measured elsewhere, in nanoseconds of `time.monotonic_ns()`."""
         if self.enabled:
             self._complete(name, start_ns, end_ns, track, args)
 
@@ -119,22 +120,22 @@ class Recorder:
         self._add("X", name, track, start_ns, {"dur": max(0, end_ns - start_ns)}, args)
 
     def instant(self, name: str, track: str = "main", **args: object) -> None:
-        """Something that happened now."""
+        """Record something that happens now."""
         if self.enabled:
             self._add("i", name, track, time.monotonic_ns(), {}, args)
 
     def counter(self, name: str, value: float) -> None:
-        """A quantity's value from now on. One that is no finite number is left out."""
+        """Record a quantity's value from now on. Values that are not finite are dropped."""
         if self.enabled and math.isfinite(value):
             self._add("C", name, "", time.monotonic_ns(), {"value": value}, {})
 
     def clock(self, reading: Reading) -> None:
-        """How far the common clock was from this one."""
+        """Record the offset of the common clock from this one."""
         line = {"ph": "clock", "ts": reading.ts, "ahead": reading.ahead, "within": reading.within}
         self._add_line(line)
 
     def close(self) -> None:
-        """Stop recording. Not needed before the process ends: nothing is held back here."""
+        """Stop recording. Not needed before the process ends, because nothing is buffered here."""
         with self._lock:
             self._sink = None
             if self._file >= 0:
@@ -148,7 +149,7 @@ class Recorder:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             if os.fstat(self._file).st_size:
-                self._write(b"\n")  # an earlier process of this number may have been cut short
+                self._write(b"\n")  # an earlier process with this pid may have left a partial line
             self._write(self._opening())
         except OSError as error:
             self._give_up(error)
@@ -174,7 +175,7 @@ class Recorder:
         self._add_line(event)
 
     def _add_line(self, event: Mapping[str, object]) -> None:
-        if os.getpid() != self._pid:  # before the lock: another thread may have held it when this one forked
+        if os.getpid() != self._pid:  # before the lock: in a forked child another thread may hold it for ever
             return
         line = _line(event)
         with self._lock:
@@ -190,7 +191,7 @@ class Recorder:
                 self._give_up(error)
 
     def _write(self, line: bytes) -> None:
-        """All of it, or OSError: a disk that runs full may take a part first."""
+        """Write the whole line, or raise OSError; a disk that fills up may take a part first."""
         if self._sink is not None:
             self._sink.write(line)
             return
@@ -215,8 +216,10 @@ class Recorder:
 
 
 def recorder(config: RunConfig, process: str) -> Recorder:
-    """Of a service, where `trace.enable` asks for it: into its run's directory (HEADRACE_RUN_DIR); a process
-    that has none, as the pods of rollouters and coordinator, sends its events through Redis.
+    """The recorder of a service; it records nothing unless `trace.enable` is set.
+
+    It writes into the run's directory (HEADRACE_RUN_DIR). A process without one, as in the pods of rollouters
+    and coordinator, sends its events through Redis.
     """
     if not config.trace.enable:
         return Recorder(None, process)
@@ -226,7 +229,7 @@ def recorder(config: RunConfig, process: str) -> Recorder:
     if (run_dir := variables.run_dir_if_set()) is None:
         return relay.relayed(variables.redis_url(), config.name, process, config.trace.max_events)
     made = Recorder(run_dir, process, max_events=config.trace.max_events)
-    if RunLayout(run_dir).in_cluster:  # the others' clocks are those of other nodes
+    if RunLayout(run_dir).in_cluster:  # the other processes use other nodes' clocks
         relay.with_clock(made, variables.redis_url())
     return made
 
@@ -234,8 +237,8 @@ def recorder(config: RunConfig, process: str) -> Recorder:
 class Lanes:
     """Tracks `<group>/0`, `<group>/1`, ... for slices that overlap, e.g. concurrent samples.
 
-    Each slice gets the lowest lane in which no other one is open or ended after its start, so that slices of
-    one lane never overlap and the viewers stack those that run at the same time.
+    Each slice gets the lowest lane in which no other slice is open or ended after its start. So slices of one
+    lane never overlap, and viewers stack concurrent ones.
     """
 
     def __init__(self, recorder: Recorder, group: str) -> None:
@@ -245,7 +248,7 @@ class Lanes:
         self._lock = threading.RLock()
 
     def slice(self, name: str, **args: object) -> AbstractContextManager[dict[str, object]]:
-        """As `Recorder.slice`; may be held over an `await`."""
+        """Like `Recorder.slice`, but it may span an `await`."""
         return self._slice(name, args) if self._recorder.enabled else nullcontext(args)
 
     @contextmanager
@@ -261,13 +264,13 @@ class Lanes:
             yield args
 
     def complete(self, name: str, start_ns: int, end_ns: int, **args: object) -> None:
-        """As `Recorder.complete`."""
+        """Like `Recorder.complete`."""
         if self._recorder.enabled:
             track = self._track(self.take(start_ns, end_ns))
             self._recorder._complete(name, start_ns, end_ns, track, args)
 
     def take(self, start_ns: int, end_ns: int) -> int:
-        """The lowest lane that is free at `start_ns`, taken until `end_ns`."""
+        """Reserve the lowest lane that is free at `start_ns`, until `end_ns`."""
         with self._lock:
             free = (lane for lane, ns in enumerate(self._free_from) if ns <= start_ns)
             lane = next(free, len(self._free_from))
@@ -280,11 +283,11 @@ class Lanes:
 
 @contextmanager
 def _timed(args: dict[str, object], done: Callable[[int, int], None]) -> Iterator[dict[str, object]]:
-    """Tell `done` when the body began and ended; an exception that leaves it goes into the arguments."""
+    """Call `done` with the begin and end of the body. An exception that leaves it goes into the arguments."""
     began = time.monotonic_ns()
     try:
         yield args
-    except BaseException as error:  # raised on; a cancelled task is to be seen as well
+    except BaseException as error:  # re-raised; cancellation is recorded too
         args["error"] = type(error).__name__
         raise
     finally:
@@ -292,7 +295,7 @@ def _timed(args: dict[str, object], done: Callable[[int, int], None]) -> Iterato
 
 
 def _wall_minus_monotonic() -> int:
-    """Nanoseconds between the two clocks, from the reading that was least interrupted: on a busy machine
+    """Nanoseconds between the two clocks. Uses the fastest of several readings, because on a busy machine
     milliseconds may pass between two calls.
     """
     readings = []
@@ -303,7 +306,7 @@ def _wall_minus_monotonic() -> int:
 
 
 def _line(event: Mapping[str, object]) -> bytes:
-    """The event as one line; arguments that JSON cannot hold become text."""
+    """Encode the event as one line. Arguments that JSON cannot represent become text."""
     try:
         text = json.dumps(event, allow_nan=False, default=str, separators=(",", ":"))
     except (TypeError, ValueError):  # not finite, circular, or a key that is no text
@@ -314,7 +317,7 @@ def _line(event: Mapping[str, object]) -> bytes:
 
 
 def kind_of(name: str) -> str:
-    """The kind of a slice; `other` for one that KINDS does not know."""
+    """The kind of a slice; `other` if it is not in KINDS."""
     return _KIND_OF.get(name, "other")
 
 

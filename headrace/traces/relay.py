@@ -1,16 +1,16 @@
-"""Events of processes that do not see the run's directory: in a cluster only the trainer's pods mount it.
+"""Relay events of processes that cannot write to the run's directory: only the trainer's pods mount it.
 
     rollouter, coordinator          Redis                                the trainer's launcher
     Recorder ──► Relay ──► stream `headrace:{run}:trace` ──► Collector ──► RUN_DIR/trace/
 
-What this module guarantees:
+Guarantees:
 
-- Recording waits for nobody. Events go into a buffer of `BUFFER_BYTES`, which a thread of its own sends every
-  second; what finds it full is dropped, counted, and the count is an event, too.
-- The stream holds at most `STREAM_BYTES`, whoever collects or does not: the oldest chunk goes first.
-- A chunk says where in its process' file it belongs and is written there. So one that is sent or collected
-  twice, by however many collectors, is there once, and one that was lost leaves a hole, which is counted.
-- A process that vanishes loses what it recorded since its last sending, about a second.
+- Recording never blocks. Events go into a buffer of `BUFFER_BYTES`, which a separate thread sends every
+  second. When it is full, events are dropped and counted, and the count is recorded as an event.
+- The stream holds at most `STREAM_BYTES`, even if nothing collects it: the oldest chunk is dropped first.
+- A chunk carries its offset in its process's file and is written there. A chunk that is sent or collected
+  twice, by any number of collectors, is stored once. A lost chunk leaves a hole, which is counted.
+- A process that dies loses what it recorded since it last sent, about a second's worth.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_CHUNKS = STREAM_BYTES // CHUNK_BYTES
 BUFFER_BYTES = 4 * 1024 * 1024
 PERIOD_S = 1.0
 END_S = 3.0
-"""Longest last sending or collecting of a process that ends."""
+"""Longest time that an ending process spends on its last send or collection."""
 _CALL_S = 2.0
 _AT_ONCE = 64
 _LARGEST_FILE = 4 * 2**30
@@ -56,22 +56,22 @@ def stream_key(run: str) -> str:
 
 
 class Relay:
-    """Takes a recorder's lines and sends them, in chunks of whole lines. Any thread may write."""
+    """Takes a recorder's lines and sends them in chunks of whole lines. Any thread may write."""
 
     def __init__(self, client: redis.Redis, run: str, process: str) -> None:
         self._client = client
         self._key = stream_key(run)
-        # The first process of every container has the number 1: the name of a file needs more.
+        # Containers share low process ids (often 1), so the file's name needs a random part.
         self._name = f"{process}-{os.getpid()}.{uuid.uuid4().hex[:8]}.jsonl"
         self._lines: deque[bytes] = deque()
         self._bytes = 0
         self._dropped = 0
         self._sent = 0  # bytes of the file
-        self._chunk = b""  # being sent: kept until the server has it
+        self._chunk = b""  # being sent; kept until the server has it
         self._lock = threading.RLock()  # a signal handler may record while its own thread is recording
 
     def write(self, line: bytes) -> None:
-        """Never waits."""
+        """Buffer a line, or drop it if the buffer is full. Never blocks."""
         with self._lock:
             if self._bytes + len(line) > BUFFER_BYTES:
                 self._dropped += 1
@@ -80,7 +80,7 @@ class Relay:
             self._lines.append(line)
 
     def take_dropped(self) -> int:
-        """How many lines found no room since the last call, once there is room again."""
+        """Number of lines dropped since the last call; 0 while the buffer is still more than half full."""
         with self._lock:
             if self._bytes > BUFFER_BYTES // 2:
                 return 0
@@ -88,10 +88,10 @@ class Relay:
             return count
 
     def send(self, spare: bool = False) -> None:
-        """All that is there. Raises redis.RedisError; what was not taken stays.
+        """Send everything buffered. Raises redis.RedisError; what the server did not take stays buffered.
 
-        `spare`: nothing but full chunks while nobody collects, so that the stream is full by bytes and not by
-        their number.
+        `spare`: while nothing is being collected, send only full chunks, because the stream is bounded by the
+        number of chunks.
         """
         spare = spare and int(self._client.xlen(self._key)) > MAX_CHUNKS // 2
         while self._chunk or (chunk := self._next(CHUNK_BYTES if spare else 1)):
@@ -105,7 +105,7 @@ class Relay:
         with self._lock:
             if self._bytes < least:
                 return b""
-            taken = [self._lines.popleft()] if self._lines else []  # also one that is longer than a chunk
+            taken = [self._lines.popleft()] if self._lines else []  # even if longer than a chunk
             size = sum(map(len, taken))
             while self._lines and size + len(self._lines[0]) <= CHUNK_BYTES:
                 taken.append(self._lines.popleft())
@@ -115,7 +115,7 @@ class Relay:
 
 
 def relayed(url: str, run: str, process: str, max_events: int) -> Recorder:
-    """A recorder whose events go to whoever collects those of `run`."""
+    """A recorder that sends its events through Redis to the collector of `run`."""
     client = connect(url, _CALL_S)
     relay = Relay(client, run, process)
     recorder = Recorder(relay, process, max_events=max_events)
@@ -130,7 +130,7 @@ def relayed(url: str, run: str, process: str, max_events: int) -> Recorder:
 
 
 def with_clock(recorder: Recorder, url: str) -> None:
-    """Measure the server's clock into `recorder`, which writes where it likes."""
+    """Record measurements of the server's clock in `recorder`, whatever its destination."""
     _follow(recorder, connect(url, _CALL_S), lambda: None)
 
 
@@ -139,7 +139,7 @@ def _follow(recorder: Recorder, client: redis.Redis, turn: Callable[[], None]) -
 
     def work() -> bool:
         nonlocal due
-        enabled = recorder.enabled  # before the last turn: what was recorded until then is sent
+        enabled = recorder.enabled  # read before the last turn, which sends the rest
         if enabled and time.monotonic() >= due:
             recorder.clock(clock.ask(client, recorder.offset_ns))
             due = time.monotonic() + clock.EVERY_S
@@ -157,7 +157,7 @@ def _follow(recorder: Recorder, client: redis.Redis, turn: Callable[[], None]) -
 
 
 class Collector:
-    """Writes the chunks of a run into its directory."""
+    """Writes a run's chunks into its directory."""
 
     def __init__(self, client: redis.Redis, run: str, run_dir: Path) -> None:
         self._client = client
@@ -165,9 +165,10 @@ class Collector:
         self._directory = run_dir / DIRECTORY
 
     def collect(self) -> int:
-        """All that is there; how many chunks. Raises redis.RedisError, or OSError for the directory.
+        """Collect all available chunks; returns their number.
 
-        A chunk leaves the server once it is written.
+        A chunk is deleted from the server after it is written. Raises redis.RedisError; OSError for the
+        directory.
         """
         count = 0
         while found := self._next():
@@ -187,7 +188,7 @@ class Collector:
             name, at, lines = fields[b"name"].decode(), int(fields[b"at"]), fields[b"lines"]
         except (KeyError, ValueError):
             name, at, lines = "", 0, b""
-        # It came over the network, and becomes a path and a place in a file.
+        # Untrusted input from the network that becomes a path and an offset.
         if not _NAME.fullmatch(name) or not 0 <= at <= _LARGEST_FILE:
             log.warning("a part of the trace is not one of ours and is left out", extra={"part": name})
             return
@@ -202,7 +203,7 @@ class Collector:
 
 @contextmanager
 def collecting(url: str, run: str, run_dir: Path) -> Iterator[None]:
-    """Collect while the body runs, and once more at its end. Nothing that fails there reaches the body."""
+    """Collect while the body runs, and once more at its end. Failures never reach the body."""
     collector = Collector(connect(url, _CALL_S), run, run_dir)
     end = _in_background("trace-collector", lambda: collector.collect() >= 0)
     try:
@@ -212,9 +213,9 @@ def collecting(url: str, run: str, run_dir: Path) -> Iterator[None]:
 
 
 def _in_background(name: str, work: Callable[[], bool]) -> Callable[[], None]:
-    """Call `work` every second in a thread, through outages, for as long as it answers true.
+    """Call `work` every second in a thread, through outages, while it returns true.
 
-    Returns what ends it, after one last call.
+    Returns a function that ends the thread after one last call.
     """
     stop = threading.Event()
 
@@ -226,7 +227,7 @@ def _in_background(name: str, work: Callable[[], bool]) -> Callable[[], None]:
                 if not work():
                     return
                 failed = False
-            except LOGIN_REFUSED as error:  # asking again changes nothing
+            except LOGIN_REFUSED as error:  # retrying does not help
                 log.warning("the trace ends here", extra={"part": name, "error": str(error)})
                 return
             except (redis.RedisError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Trackers by name: where rows of `metrics.jsonl` and held-out scores go beside the run's own files."""
+"""Trackers: external destinations for the rows of `metrics.jsonl` and held-out scores, by name."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ if TYPE_CHECKING:
 
 
 class Tracker:
-    """One tracker of a run, in the process that feeds them all. Any method may raise anything: the tracker is
-    then left out, and the run goes on."""
+    """One tracker of a run, in the process that feeds them all.
+
+    Any method may raise anything: the tracker is then dropped, and the run continues.
+    """
 
     takes_back = False
-    """Whether points of steps that a resume took back are purged; else a step keeps its first point."""
+    """Whether points of steps that a resume took back are removed; otherwise a step keeps its first point."""
 
     def __init__(self, config: RunConfig, directory: Path, state: dict[str, Any], after: int) -> None:
-        """`directory`: of its own in the run's. `state`: kept from start to start, as JSON. `after`: points
-        of later steps come."""
+        """`directory`: the tracker's own, in the run's. `state`: kept across starts, as JSON. `after`: only
+        points of later steps will follow."""
 
     @staticmethod
     def problems(config: RunConfig) -> Iterator[str]:
-        """What is wrong before the run starts, each with what to do."""
+        """Problems that prevent the run from starting, each with a remedy."""
         return iter(())
 
     @staticmethod
     def warnings(config: RunConfig) -> Iterator[str]:
-        """What can run but is most likely not meant."""
+        """Settings that work but are most likely not intended."""
         return iter(())
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Finite values of a step; those of one step may come in several calls."""
+        """Log finite values of a step. One step's values may come in several calls."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Called before what was logged is taken for kept."""
+        """Make logged values durable: called before they are recorded as delivered."""
 
     def close(self) -> None:
-        """The run has ended, or stops for now."""
+        """Close the tracker: the run has ended or is stopping."""
 
 
 def wanted(config: RunConfig) -> list[str]:
-    """Names of the run's trackers, each once."""
+    """Names of the run's trackers, without duplicates."""
     return [name for name in dict.fromkeys(config.trainer.logger) if name != CONSOLE]

@@ -1,4 +1,4 @@
-"""Whether a shipped tracker's package is installed."""
+"""Check whether the package of a built-in tracker is installed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 
 def missing(package: str) -> Iterator[str]:
-    """The problem, if it is not installed. A mere directory of that name in the working directory is no
-    package: Weights & Biases leaves one."""
+    """The problem, if the package is not installed.
+
+    A plain directory of that name in the working directory does not count: Weights & Biases leaves one.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         yield (

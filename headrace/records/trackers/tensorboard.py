@@ -1,4 +1,4 @@
-"""TensorBoard."""
+"""The TensorBoard tracker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.records.trackers.installed import missing
 
 
 class TensorBoard(Tracker):
-    """An event file for each start under `tensorboard/`, without TensorFlow or torch."""
+    """Writes one event file per start under `tensorboard/`. Needs neither TensorFlow nor torch."""
 
     takes_back = True
 
@@ -28,7 +28,7 @@ class TensorBoard(Tracker):
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(directory))
-        # Readers drop what other files of the directory hold from this step on.
+        # Makes readers drop points from this step on in the directory's other files.
         start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=after + 1, session_log=start))
 

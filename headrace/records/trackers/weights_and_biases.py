@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""The Weights & Biases tracker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORBIDDEN = "/\\#?%:"
 
 
 class Wandb(Tracker):
-    """One run in Weights & Biases over all starts; WANDB_MODE=offline keeps it under `wandb/`."""
+    """One Weights & Biases run for all starts. WANDB_MODE=offline keeps it under `wandb/`."""
 
     @staticmethod
     def problems(config: RunConfig) -> Iterator[str]:
@@ -31,7 +31,7 @@ class Wandb(Tracker):
 
     @staticmethod
     def warnings(config: RunConfig) -> Iterator[str]:
-        """A login that is missing only shows when the run is on, and then the run goes on without it."""
+        """Warn of a missing login: it would only show during the run, which then continues without it."""
         if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
             return
         if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or _logged_in():

@@ -1,8 +1,8 @@
 """`headrace-queue --config FILE --host HOST --port PORT`: start the queue service.
 
 Environment: HEADRACE_REDIS_URL (otherwise redis.url of the configuration), HEADRACE_REDIS_PASSWORD (where the
-URL has none), HEADRACE_RUN_DIR (where `eval.jsonl` and `ledger.json` are written and checkpoints are looked
-for; optional), HEADRACE_TOKEN (for requests that change something). Exit codes: 0 after SIGTERM or SIGINT,
+URL has none), HEADRACE_RUN_DIR (optional; holds `eval.jsonl`, `ledger.json` and the checkpoints),
+HEADRACE_TOKEN (for requests that change something). Exit codes: 0 after SIGTERM or SIGINT,
 otherwise those of `headrace.system.endings`.
 """
 

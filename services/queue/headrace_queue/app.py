@@ -1,7 +1,7 @@
 """The service's HTTP API.
 
-Reading is open to whoever reaches the port; what changes something needs `Authorization: Bearer <token>`.
-Every answer that needs Redis is 503 while it is away, after two seconds at most.
+Anyone who can reach the port may read. Requests that change something need `Authorization: Bearer <token>`.
+While Redis is down, requests that need it get a 503 within two seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace_queue.loops import Pulse, is_outage
 from headrace_queue.metrics import Memory, QueueCollector, registry
 
 HANG_S = 30.0
-"""A loop that has not come round for so long hangs: an outage makes it come round every few seconds."""
+"""A loop that has not completed a step for this long hangs. Even in an outage it does every few seconds."""
 ANSWER_S = 2.0
 MAX_LISTED = 500
 _ENDING = (
@@ -40,25 +40,25 @@ T = TypeVar("T")
 
 @dataclass
 class Service:
-    """What the API shows and changes."""
+    """What the API reads and changes."""
 
     run: str
     ledger: AsyncLedger
-    """A client of its own, which gives up within `ANSWER_S` seconds."""
+    """A separate client, which gives up within `ANSWER_S` seconds."""
     pulses: Mapping[str, Pulse]
     collector: QueueCollector
     has_fed: Callable[[], bool]
     before_scrape: Callable[[QueueCollector], None]
-    """Fills in what the collector shows of the loops."""
+    """Updates the collector's values that come from the loops."""
     memory: Callable[[], Awaitable[Memory | None]]
-    """Reads how much memory the server uses; None when it does not tell."""
+    """Reads the server's memory use; None if the server does not report it."""
     token: str
-    """Empty: nothing can be changed over HTTP."""
+    """If empty, nothing can be changed over HTTP."""
     hang_s: float = HANG_S
 
 
 class Health(BaseModel):
-    """Whether the process works."""
+    """The result of a probe."""
 
     status: str
     problems: list[str]
@@ -78,7 +78,7 @@ class DeadLetter(BaseModel):
 
 
 class Requeued(BaseModel):
-    """A sample that is on its way again."""
+    """A dead sample that was requeued."""
 
     id: str
     status: str
@@ -163,7 +163,7 @@ def create_app(service: Service) -> FastAPI:
         try:
             service.collector.stats = await _ask(service.ledger.run(ops.stats()))
             service.collector.memory = await _ask(service.memory())
-        except HTTPException:  # redis_up says so; stale counts would mislead
+        except HTTPException:  # redis_up shows the outage; stale counts would mislead
             service.collector.stats = service.collector.memory = None
         service.before_scrape(service.collector)
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
@@ -172,7 +172,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _ask(answer: Awaitable[T]) -> T:
-    """Await the ledger's answer; 503 when there is none in time."""
+    """Await an answer from Redis; 503 if none comes in time."""
     try:
         async with asyncio.timeout(ANSWER_S):
             return await answer
@@ -184,7 +184,7 @@ async def _ask(answer: Awaitable[T]) -> T:
 
 
 def _token_check(token: str) -> Callable[[Request], None]:
-    """A dependency that lets only holders of `token` pass; 401 for the others."""
+    """A FastAPI dependency that answers 401 to requests without `token`."""
 
     def check(request: Request) -> None:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")

@@ -1,13 +1,13 @@
-"""Feeder: keeps enough prompts ready, and says when there are no more.
+"""Feeder: keeps enough prompts ready, and marks the end of the data.
 
-What this module guarantees:
+Guarantees:
 
-- A prompt is a pure function of its issue number and the run's settings. Two feeders, or one that was killed
-  and started again, can only issue the same prompts, and the ledger's compare-and-set on its cursor lets each
-  number in once and in order.
-- At most `max_ready` prompts lie ready through the feeder's doing. Work that goes back to ready on its own
-  (a failure, an expired owner) comes on top of that and holds the feeder back.
-- The issue that reaches `total` carries the end of the data, in the same step.
+- A prompt is a pure function of its issue number and the run's settings. Two feeders, or one restarted after
+  a crash, can only issue the same prompts. The ledger's compare-and-set on its cursor admits each number once
+  and in order.
+- The feeder itself keeps at most `max_ready` prompts ready. Requeued work (after a failure or an expired
+  owner) may exceed that, and holds the feeder back.
+- The issue that reaches `total` marks the end of the data in the same atomic step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 IDLE_S = 1.0
 CHUNK = 64
-"""Prompts per script call: keeps one call, and so everybody else's wait, well under a millisecond or two."""
+"""Prompts per script call. Keeps a call, and so every other client's wait, to a millisecond or two."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class PromptSource:
     tokens: Sequence[Int32Array]
     order: FeedOrder
     with_text: bool = False
-    """The reward asks for the prompts as they were written, beside their tokens."""
+    """The reward needs the prompts' original text in addition to their tokens."""
 
     def prompt(self, issue: int) -> Prompt:
         epoch, row = self.order.at(issue)
         return make_prompt(self.rows[row], self.tokens[row], f"{issue:010d}", issue, epoch, self.with_text)
 
     def encoded(self, start: int, count: int) -> list[bytes]:
-        """Prompts `start` to `start + count - 1` as they travel."""
+        """Prompts `start` to `start + count - 1` as encoded messages."""
         return [encode_prompt(self.prompt(issue)) for issue in range(start, start + count)]
 
 
@@ -67,13 +67,13 @@ def make_prompt(
 
 
 def next_issue(ready: int, cursor: int, max_ready: int, total: int) -> tuple[int, bool]:
-    """(prompts to issue now, whether they are the last of the run)."""
+    """Returns (number of prompts to issue now, whether they are the run's last)."""
     count = max(0, min(max_ready - ready, total - cursor, CHUNK))
     return count, cursor + count >= total
 
 
 class Feeder:
-    """The loop. `total` is the number of samples of the whole run."""
+    """The feeder's loop. `total` is the number of samples of the whole run."""
 
     name = "feeder"
 
@@ -100,7 +100,7 @@ class Feeder:
         prompts = await asyncio.to_thread(self._source.encoded, stats.cursor, count)
         reply = await self._ledger.run(ops.issue(stats.cursor, prompts, last))
         if reply.status == "conflict":
-            # A second feeder, as when a new replica starts before the old one has ended. Both issue alike.
+            # A second feeder exists, e.g. a new replica before the old one has ended. Both issue the same.
             log.info("cursor had moved", extra={"expected": stats.cursor, "cursor": reply.cursor})
         elif last:
             log.info("all prompts are issued", extra={"total": self._total})
@@ -108,4 +108,4 @@ class Feeder:
         return 0.0 if count == CHUNK else POLL_S
 
     def interrupted(self) -> None:
-        """Nothing is kept between steps that an outage could make wrong."""
+        """Nothing to do: no state between steps can become stale in an outage."""

@@ -1,15 +1,15 @@
-"""Janitor: takes work back from owners that are gone, and frees prompts that nothing can ask for again.
+"""Janitor: takes work back from dead owners, and frees prompts that will not be needed again.
 
-What this module guarantees:
+Guarantees:
 
-- An owner is expired only when its beat stood still over a whole lease of successful readings. A failed
-  reading starts the observation anew, so an outage of Redis expires nobody. A beat between the reading and
-  the expiry saves it.
-- Work is never taken back because it is old. An owner that has work, or a member, that never gave a sign of
-  life is watched like the others.
-- What a rollouter has told about itself is removed once it neither beats nor has anything (telemetry).
-- A prompt is freed only when its sample is trained in every retained checkpoint, and never when the next
-  trainer may start without one: whichever of them is resumed, nothing asks for that prompt.
+- An owner is expired only if its heartbeat has not moved over a whole lease of successful readings. A failed
+  reading restarts the observation, so a Redis outage expires nobody. A heartbeat between the reading and the
+  expiry prevents it.
+- Work is never taken back because of its age. Members and owners of work are watched even if they have never
+  sent a heartbeat.
+- A rollouter's telemetry is removed once it neither sends heartbeats nor owns anything.
+- A prompt is freed only if its sample is trained in every retained checkpoint, so that no resume needs it
+  again. Nothing is freed if the next trainer may start without a checkpoint.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 HOLE_S = 5.0
-"""A pause between two readings that is this long (the process was stopped) starts the observation anew."""
+"""A pause of this length between two readings (a suspended process) restarts the observation."""
 TRIM_EVERY_S = 10.0
 MANIFESTS = "step_*/manifest.json"
-"""Complete checkpoints only: one that is still being written has another name, and may never be completed."""
+"""Matches complete checkpoints only. One that is still being written has another name."""
 
 
 class Janitor:
-    """The loop. `checkpoints` is the folder of the run's checkpoints, None where this service has none."""
+    """The janitor's loop. `checkpoints` is the folder of the run's checkpoints; None if there is none."""
 
     name = "janitor"
 
     def __init__(self, ledger: AsyncLedger, lease_s: float, checkpoints: Path | None) -> None:
-        """`ledger` must not repeat calls by itself: a reading that failed has to be seen here."""
+        """`ledger` must not retry by itself: this loop has to see failed readings."""
         self._ledger = ledger
         self._observer = BeatObserver(lease_s)
         self._poll_s = min(POLL_S, lease_s / 4)
@@ -55,7 +55,7 @@ class Janitor:
         self._last_reading = self._trim_due = time.monotonic()
         self._read: tuple[object, ...] = ()
         self.expired_owners = 0
-        """Owners that this process has expired."""
+        """Number of owners that this process has expired."""
 
     async def step(self) -> float:
         beats = await self._ledger.run(ops.beats())
@@ -75,7 +75,7 @@ class Janitor:
         return self._poll_s
 
     def interrupted(self) -> None:
-        """What was seen before the outage says nothing about who lives now."""
+        """Forget readings from before the outage: they say nothing about who is alive now."""
         self._observer.reset()
 
     async def _expire(self, owner: str, seen: int) -> None:
@@ -88,7 +88,7 @@ class Janitor:
         )
 
     async def _trim(self, folder: Path) -> None:
-        """Trim up to the oldest retained checkpoint, if the set of them has changed since the last time."""
+        """Trim up to the oldest retained checkpoint, if the set of checkpoints has changed."""
         stamp = manifest_stamp(folder)
         if stamp == self._read:
             return
@@ -101,14 +101,14 @@ class Janitor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is read of a checkpoint: the optimizer step, and the samples trained up to it."""
+    """The part of a checkpoint's manifest needed here: its step, and the samples trained up to it."""
 
     step: int
     trained: frozenset[str]
 
 
 def manifest_stamp(folder: Path) -> tuple[object, ...]:
-    """Something that changes when a manifest comes, goes or is replaced; costs no reading."""
+    """A value that changes when a manifest appears, disappears or is replaced. Reads no file."""
     found = []
     for path in sorted(folder.glob(MANIFESTS)):
         with contextlib.suppress(FileNotFoundError):  # the trainer has just removed the checkpoint
@@ -118,22 +118,22 @@ def manifest_stamp(folder: Path) -> tuple[object, ...]:
 
 
 def trim_floor(folder: Path) -> int | None:
-    """The step up to which prompts may be freed, None when nothing may be.
+    """The step up to which prompts may be freed; None if nothing may be freed.
 
-    That is the oldest checkpoint's step, provided that all others were trained on top of it: a checkpoint of
-    another lineage may lack samples that this one has, and would ask for their prompts again.
+    This is the oldest checkpoint's step, provided that all others were trained on top of it. A checkpoint of
+    another lineage may lack some of its samples, and would need their prompts again.
     """
     manifests = []
     for path in sorted(folder.glob(MANIFESTS)):
         manifest = _read_manifest(path)
         if manifest is None:
-            return None  # it may be the oldest; wait until it can be read or is gone
+            return None  # it may be the oldest: wait until it is readable or gone
         manifests.append(manifest)
     return nested_floor(manifests)
 
 
 def nested_floor(manifests: Sequence[Manifest]) -> int | None:
-    """`trim_floor` of manifests already read."""
+    """`trim_floor` for manifests already read."""
     if not manifests:
         return None
     oldest = min(manifests, key=lambda manifest: manifest.step)
@@ -143,7 +143,7 @@ def nested_floor(manifests: Sequence[Manifest]) -> int | None:
 
 
 def _read_manifest(path: Path) -> Manifest | None:
-    """The manifest, or None (logged) when it is none. `trained` is a list of ids, or maps ids to steps."""
+    """Read a manifest; None (logged) if it is invalid. `trained` may be a list of ids or map ids to steps."""
     try:
         value: Any = json.loads(path.read_bytes())
         step, trained = value["step"], list(value["trained"])

@@ -1,7 +1,7 @@
-"""Keeper: shows that the run lives, and notes how far its ledger is.
+"""Keeper: sends the run's heartbeat, and records how far its ledger is.
 
-Another run may take the place of a dead one of the same name (`headrace run` with trainer.resume=never),
-never of one that gives signs of life.
+A new run may replace a dead one of the same name (`headrace run` with trainer.resume=never), but never one
+that still sends heartbeats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PERIOD_S = 1.0
 
 
 class Keeper:
-    """The loop."""
+    """The keeper's loop."""
 
     name = "keeper"
 
@@ -30,4 +30,4 @@ class Keeper:
         return PERIOD_S
 
     def interrupted(self) -> None:
-        """Nothing is kept between steps that an outage could make wrong."""
+        """Nothing to do: no state between steps can become stale in an outage."""

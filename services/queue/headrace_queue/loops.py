@@ -1,12 +1,12 @@
-"""The service's loops: each does one small step again and again until told to stop.
+"""The service's loops: each repeats one small step until it is stopped.
 
-What this module guarantees:
+Guarantees:
 
-- An outage (Redis away, disk full) ends no loop: it is logged once, the loop is told through `interrupted`,
-  tries again every second, and says when it is over.
-- A login that Redis refuses, since its password was changed, is no outage and ends the service.
-- Anything else that a step raises ends the service: the supervisor starts it anew.
-- A loop that hangs shows as an age in `Pulse` that grows.
+- An outage (Redis down, disk full) does not end a loop. It is logged once at its start and once at its end.
+  The loop is notified through `interrupted` and retries every second.
+- A login refused by Redis, because its password was changed, is not an outage and ends the service.
+- Any other exception from a step ends the service, and the supervisor restarts it.
+- A hanging loop shows as a growing age in its `Pulse`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OUTAGE_ERRORS = (
 
 
 class Fatal(Exception):
-    """The service cannot go on, and starting it anew would not help. `code` is its exit status."""
+    """The service cannot continue, and a restart would not help. `code` is its exit status."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -53,29 +53,29 @@ class Loop(Protocol):
         """Do what is due; return the seconds until the next step."""
 
     def interrupted(self) -> None:
-        """A step was cut short by an outage: what it knew may be out of date."""
+        """Called when an outage cut a step short: state kept between steps may be stale."""
 
 
 @dataclass
 class Pulse:
-    """What a loop has done lately. Times are seconds on the monotonic clock."""
+    """The recent activity of a loop. Times are seconds on the monotonic clock."""
 
     started: float = field(default_factory=time.monotonic)
     stepped: float | None = None
-    """End of the last step, be it well or cut short by an outage."""
+    """End of the last step, completed or cut short by an outage."""
     outage_since: float | None = None
     errors: int = 0
 
     @property
     def age_s(self) -> float:
-        """Seconds since the loop last came round."""
+        """Seconds since the end of the last step."""
         return time.monotonic() - (self.started if self.stepped is None else self.stepped)
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether `error` is the world's fault and may pass."""
+    """Whether `error` comes from outside the service and may be temporary."""
     if type(error) is LedgerError and error.__context__ is not None:
-        error = error.__context__  # what the server said
+        error = error.__context__  # the server's error
     if isinstance(error, redis.ResponseError) and passes(error):
         return True
     return isinstance(error, _OUTAGE_ERRORS)
@@ -86,7 +86,7 @@ async def run_loop(loop: Loop, pulse: Pulse, stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             pause_s = await loop.step()
-        except Exception as error:  # outages come as many kinds; everything else is raised on
+        except Exception as error:  # outages have many types; everything else is re-raised
             if isinstance(error, LedgerWentBack):
                 raise Fatal(str(error), EX_BEYOND_REPAIR) from None
             if isinstance(error, LoginRefused):

@@ -1,7 +1,7 @@
 """The service's metrics, computed from one atomic reading of the ledger at each scrape.
 
-Counts come from the ledger, not from this process: they survive its restarts. While Redis is away only
-`headrace_queue_redis_up` (0) and the loops' own numbers are shown, no stale ones.
+Counts come from the ledger, not from this process, so they survive restarts. While Redis is down only
+`headrace_queue_redis_up` (0) and the loops' own numbers are exposed, and no stale counts.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from headrace_queue.validation import Score
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the Redis server, bytes."""
+    """Memory of the Redis server, in bytes."""
 
     used: int
     limit: int
-    """`maxmemory`; 0: none."""
+    """`maxmemory`; 0 means no limit."""
     needed: int
-    """What the run can take at most, by `headrace.config.redis_memory`."""
+    """The most that the run can use, from `headrace.config.redis_memory`."""
 
 
 class QueueCollector(Collector):
-    """Holds the newest reading; `stats` None stands for a Redis that did not answer."""
+    """Holds the newest reading. `stats` is None if Redis did not answer."""
 
     def __init__(self, pulses: Mapping[str, Pulse]) -> None:
         self._pulses = pulses
@@ -62,7 +62,7 @@ class QueueCollector(Collector):
 
 
 def registry(collector: QueueCollector) -> CollectorRegistry:
-    """A registry of its own: the process-wide one would mix in whatever a library registers."""
+    """A separate registry: the process-wide one would include whatever libraries register."""
     out = CollectorRegistry()
     out.register(collector)
     return out

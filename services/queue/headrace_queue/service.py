@@ -1,4 +1,4 @@
-"""The life of the queue service: its data, its loops, its API, and their end in order."""
+"""Run the queue service: its data, its loops, its API, and their clean shutdown."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from headrace_queue.validation import EvalFile, ValidationReporter
 log = logging.getLogger("headrace_queue")
 
 LOOP_RETRY_S = 0.0
-"""The loops see every failed call: the janitor must, and the others step again within a second anyway."""
+"""No retries: the janitor must see every failed call, and the other loops retry within a second anyway."""
 HTTP_RETRY_S = 1.0
 DRAIN_S = 2
-"""How long open HTTP requests may take at the end, in seconds."""
+"""Seconds that open HTTP requests get at shutdown."""
 LOOP_END_S = 1.0
-"""How long a loop may take to end its step before it is cut short, which is harmless."""
+"""Seconds that a loop gets at shutdown to finish its step. Cutting it short is harmless."""
 
 
 def serve(config: RunConfig, args: argparse.Namespace) -> int:
-    # First of all: a port that is taken is told before anything else is done.
+    # Bind first, so that a taken port is reported before any other work.
     with bound_socket(args.host, args.port) as listener:
         asyncio.run(_serve(config, listener))
-    # The tokenizer's library may have imported torch, whose teardown takes seconds on a busy machine.
-    # Everything that matters is in Redis or on disk by now.
+    # Skip the interpreter's teardown: the tokenizer's library may have imported torch, whose teardown takes
+    # seconds on a busy machine. Everything that matters is in Redis or on disk already.
     logging.shutdown()
     os._exit(0)
 
@@ -62,7 +62,7 @@ def exit_code(error: Exception) -> int | None:
 
 
 async def _serve(config: RunConfig, listener: socket.socket) -> None:
-    """Start, run the loops and the API, and end in order on SIGTERM or SIGINT."""
+    """Start, run the loops and the API, and end cleanly on SIGTERM or SIGINT."""
     url = variables.secret("HEADRACE_REDIS_URL") or config.redis.url
     if not url:
         raise startup.config_problem("no Redis is named: set HEADRACE_REDIS_URL, or redis.url in the file")
@@ -82,7 +82,7 @@ Loops = tuple[Feeder, Janitor, ValidationReporter, Keeper]
 
 
 async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
-    """Read and check the data, configure the run, and make the loops. Raises Fatal and DataError."""
+    """Read and check the data, configure the run, and create the loops. Raises Fatal and DataError."""
     run_dir = Path(os.environ["HEADRACE_RUN_DIR"]) if os.environ.get("HEADRACE_RUN_DIR") else None
     try:
         eval_file = EvalFile(run_dir / "eval.jsonl" if run_dir else None)
@@ -109,7 +109,7 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
     log.info("data is ready", extra=sizes)
 
     ledger = AsyncLedger(client, config.name, retry_s=LOOP_RETRY_S, seen=patient.seen)
-    # `resume: never` lets a trainer start from nothing: it will want every prompt again.
+    # With `resume: never` a trainer starts from scratch and needs every prompt again, so nothing is trimmed.
     checkpoints = run_dir / "checkpoints" if run_dir and config.trainer.resume != "never" else None
     return (
         Feeder(ledger, source, config.rollout.total_rollout_steps, max_ready),
@@ -120,7 +120,7 @@ async def prepare(config: RunConfig, client: redis.asyncio.Redis) -> Loops:
 
 
 def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -> Service:
-    """What the API shows of the loops."""
+    """The API's view of the loops."""
     feeder, janitor, reporter, _ = loops
     pulses = {loop.name: Pulse() for loop in loops}
 
@@ -131,7 +131,7 @@ def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -
     async def memory() -> Memory | None:
         try:
             told = await client.info("memory")
-        except redis.ResponseError:  # a server of others may forbid it
+        except redis.ResponseError:  # a managed server may forbid it
             return None
         return Memory(int(told["used_memory"]), int(told.get("maxmemory", 0)), needed_bytes(config))
 
@@ -149,10 +149,10 @@ def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -
 
 
 async def _run(service: Service, loops: Sequence[Loop], listener: socket.socket) -> None:
-    """Until a signal comes or a loop fails; then everything ends within a few seconds."""
+    """Run until a signal arrives or a loop fails, then end everything within a few seconds."""
     stop = stop_event()
     server = HttpServer(create_app(service), DRAIN_S)
-    listener.listen()  # whoever reads the next line may connect at once: it is answered a moment later
+    listener.listen()  # before the log line, whose readers may connect at once
     host, port = listener.getsockname()[:2]
     log.info("listening", extra={"host": host, "port": port, "run": service.run})
     web = asyncio.create_task(server.serve(sockets=[listener]))
@@ -170,12 +170,12 @@ async def _run(service: Service, loops: Sequence[Loop], listener: socket.socket)
         ended = await asyncio.gather(*tasks, web, return_exceptions=True)
     await _report_the_last(loops)
     for error in ended:
-        if isinstance(error, Exception):  # CancelledError, of a step that was cut short, is none
+        if isinstance(error, Exception):  # not CancelledError, from a step that was cut short
             raise error
 
 
 async def _report_the_last(loops: Sequence[Loop]) -> None:
-    """The last validation of a run may have ended a moment before the service is told to stop."""
+    """Report a run's last validation, which may have ended just before the service was stopped."""
     for loop in loops:
         if isinstance(loop, ValidationReporter):
             try:

@@ -1,8 +1,8 @@
-"""The start: everything that can be wrong is found here, before the first prompt is issued.
+"""Startup checks: configuration, server and data errors are found before the first prompt is issued.
 
-The same start runs after a crash as on the first day; each step either changes nothing or leaves what is
-already there. Exit codes: `EX_CONFIG` for a configuration, data or server settings that cannot be used,
-`EX_UNAVAILABLE` for a Redis that does not answer.
+Every step is idempotent, so a restart after a crash runs the same startup as the first one. Exit codes:
+`EX_CONFIG` for unusable configuration, data or server settings, `EX_UNAVAILABLE` for a Redis that does not
+answer.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ def config_problem(message: str) -> Fatal:
 
 
 async def connect(url: str, timeout_s: float, patience_s: float = 0.0) -> redis.asyncio.Redis:
-    """A client of the Redis at `url`, which has answered. It is asked for `patience_s` seconds, since
-    services start in any order, and has `timeout_s` seconds for each answer. Raises Fatal."""
+    """Connect to the Redis at `url` and wait until it answers. Raises Fatal.
+
+    It retries for `patience_s` seconds, because services start in any order. Each attempt times out after
+    `timeout_s` seconds.
+    """
     try:
         where = redis_url.parse(url).where
         client = connect_async(url, timeout_s)
@@ -80,9 +83,10 @@ async def connect(url: str, timeout_s: float, patience_s: float = 0.0) -> redis.
 
 
 async def check_server(client: redis.asyncio.Redis, config: RunConfig) -> None:
-    """Refuse a server that may forget samples, or cannot hold what the gate lets in.
+    """Refuse a server that may lose samples, or cannot hold what the gate admits.
 
-    The bundled server must be durable; of another one a warning tells.
+    The bundled server must be durable. An external one that is not gets a warning, or is refused if it keeps
+    nothing on disk and `redis.allow_volatile` is not set.
     """
     embedded = config.redis.url is None
     settings = await server_settings(client)
@@ -118,7 +122,7 @@ async def check_server(client: redis.asyncio.Redis, config: RunConfig) -> None:
 
 
 def read_data(config: RunConfig) -> dataset.DataSet:
-    """The data, checked and tokenised; what is left out or cut is logged. Raises DataError."""
+    """Read, check and tokenise the data. Logs what is left out or cut. Raises DataError."""
     told = time.monotonic()
 
     def progress(what: str, done: int, total: int | None) -> None:
@@ -137,7 +141,7 @@ def read_data(config: RunConfig) -> dataset.DataSet:
 
 
 def digest(rows: Sequence[Row], tokens: Sequence[Int32Array]) -> str:
-    """SHA-256 over what a prompt is made of, in hexadecimal."""
+    """SHA-256 over everything that prompts are made from, in hexadecimal."""
     sha = hashlib.sha256()
     for row, ids in zip(rows, tokens, strict=True):
         parts = [row.data_source, row.ground_truth, row.extra_info]
@@ -148,7 +152,7 @@ def digest(rows: Sequence[Row], tokens: Sequence[Int32Array]) -> str:
 
 
 def fingerprint(config: RunConfig, data: dataset.DataSet) -> str:
-    """What must not change during a run, as a JSON object with sorted keys: people can read a difference."""
+    """Everything that must not change during a run, as readable JSON with sorted keys."""
     kept: dict[str, object] = {
         **identity.of(config),
         "data": digest(data.train.rows, data.train.tokens),
@@ -160,7 +164,7 @@ def fingerprint(config: RunConfig, data: dataset.DataSet) -> str:
 
 
 def continues(stored: str, ours: str) -> bool:
-    """Whether `stored` is what an earlier release has written for a run like ours."""
+    """Whether `stored` is what an earlier release would have written for the same run."""
     try:
         before, now = json.loads(stored), json.loads(ours)
         return bool(before == {k: v for k, v in now.items() if k in before or k not in identity.LATER})
@@ -183,13 +187,13 @@ def differences(stored: str, ours: str) -> str:
 
 
 def _short(key: str, value: object) -> str:
-    """A digest says no more when it is whole."""
+    """`value` as text. Digests are shortened: the rest tells people nothing."""
     text = str(value)
     return f"{text[:12]}..." if key in _DIGESTS and len(text) > 16 else text
 
 
 async def configure(ledger: AsyncLedger, config: RunConfig, print_: str) -> None:
-    """Create the run in the ledger, or recognise it. Raises Fatal when it is another one."""
+    """Create the run in the ledger, or check that it is the same run. Raises Fatal if it is another one."""
     op = functools.partial(
         ops.configure,
         max_required=config.rule.max_required,
@@ -204,7 +208,7 @@ async def configure(ledger: AsyncLedger, config: RunConfig, print_: str) -> None
     if reply.status != "ok":
         raise config_problem(
             f"run {config.name!r} was started with other settings: {differences(reply.fingerprint, print_)}. "
-            "Set them back to go on with it, or choose another name to start a new run."
+            "Set them back to resume it, or choose another name to start a new run."
         )
 
 
@@ -215,8 +219,8 @@ async def load_validation(
     responses: int = 1,
     with_text: bool = False,
 ) -> None:
-    """Put the held-out prompts into the ledger, each as many times as it is to be answered; those that are
-    there already are written over alike."""
+    """Load the held-out prompts into the ledger, each `responses` times. Existing ones are overwritten with
+    the same content."""
     packed = []
     for row, ids in zip(rows, tokens, strict=True):
         prompt = encode_prompt(make_prompt(row, ids, f"val-{row.index:010d}", row.index, 0, with_text))

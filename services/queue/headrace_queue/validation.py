@@ -1,13 +1,13 @@
 """Validation reporter: one row per data source and policy version in the run's `eval.jsonl`.
 
-What this module guarantees:
+Guarantees:
 
-- The rows of a version are written once, all together or not at all, also when the service is killed at any
-  instant: the file is replaced, never appended to, and what it holds is what counts as reported.
+- The rows of a version are written once and atomically, even if the service is killed at any instant. The
+  file is replaced, never appended to, and its content decides what counts as reported.
 - They are written when no more results can come: every held-out prompt has one, or the version was closed.
-  What has no result is counted as `unfinished`, never left out.
-- Only then is the version closed, so that a commit which waits for it finds its report written.
-- A version that was closed and overtaken by a later one before anybody looked is reported afterwards.
+  Prompts without a result are counted as `unfinished`, never left out.
+- Only then is the version closed, so a commit that waits for it finds the report written.
+- A version that was closed and overtaken by a later one before this loop saw it is reported afterwards.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Score:
-    """What one version reached on one data source; a line of `eval.jsonl`."""
+    """The scores of one version on one data source: a line of `eval.jsonl`."""
 
     version: int
     data_source: str
     reward: float | None
-    """mean@k: over the prompts with a result; None without any."""
+    """mean@k over the prompts with a result; None if there are none."""
     n: int
     """Prompts with a result."""
     unfinished: int
@@ -47,9 +47,9 @@ class Score:
     k: int = 1
     """Responses per prompt."""
     best: float | None = None
-    """best@k, where k > 1: mean over the prompts of the best response."""
+    """best@k, where k > 1: mean over the prompts of the best response's reward."""
     majority: float | None = None
-    """maj@k, where k > 1: mean over the prompts of the answer that most gave; of a tie the first."""
+    """maj@k, where k > 1: mean over the prompts of the most frequent answer's reward; the first of a tie."""
 
 
 def scores(version: int, results: Sequence[bytes], held_out: Mapping[str, int], k: int = 1) -> list[Score]:
@@ -92,17 +92,17 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _majority(responses: Sequence[ValidationResult]) -> float:
-    """Reward of the answer that most responses gave."""
+    """Reward of the most frequent answer."""
     in_order = sorted(responses, key=lambda r: r.row)
     (answer, _), *_ = Counter(r.answer for r in in_order).most_common()
     return float(next(r.reward for r in in_order if r.answer == answer))
 
 
 class EvalFile:
-    """`eval.jsonl` of a run. Without a path the scores are only kept in memory, and logged.
+    """A run's `eval.jsonl`. Without a path the scores are only kept in memory and logged.
 
-    Lines that are not ours are kept as they are; a last line without its end is the rest of a torn write
-    by somebody else and is left out.
+    Lines that are not ours are preserved. An unterminated last line is a torn write by another program and is
+    dropped.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -116,17 +116,17 @@ class EvalFile:
 
     @property
     def newest(self) -> int:
-        """The newest version reported, -1 before the first."""
+        """The newest reported version; -1 before the first."""
         return max((score.version for score in self._scores), default=-1)
 
     @property
     def latest(self) -> list[Score]:
-        """The scores of the newest version reported."""
+        """The scores of the newest reported version."""
         newest = self.newest
         return [score for score in self._scores if score.version == newest]
 
     def add(self, scores: Sequence[Score]) -> None:
-        """Write the scores of one version, durably and in one step."""
+        """Write the scores of one version, durably and atomically."""
         lines = [json.dumps(asdict(score)).encode() + b"\n" for score in scores]
         if self._path is not None:
             _replace(self._path, b"".join(self._lines + lines))
@@ -135,7 +135,7 @@ class EvalFile:
 
 
 def _score_of(line: bytes) -> Score | None:
-    """The score in a line, or None."""
+    """Parse a line; None if it is not a score."""
     try:
         value = json.loads(line)
         return Score(**value) if isinstance(value["version"], int) else None
@@ -144,7 +144,7 @@ def _score_of(line: bytes) -> Score | None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: afterwards it is there whole, or the old one still is."""
+    """Replace the file at `path` atomically and durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
     with disk.writing(path, len(content)), beside.open("wb") as file:
@@ -160,7 +160,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 class ValidationReporter:
-    """The loop. `data_sources` names the source of every held-out row."""
+    """The reporter's loop. `data_sources` names the source of every held-out row."""
 
     name = "validation"
 
@@ -172,7 +172,7 @@ class ValidationReporter:
         self._held_out = Counter(data_sources)
         self._file = file
         self._next = max(0, file.newest)
-        """No version below this one is still to be reported, and the ledger has forgotten their results."""
+        """All versions below this one are reported, and their results are deleted from the ledger."""
 
     @property
     def latest(self) -> list[Score]:
@@ -196,10 +196,10 @@ class ValidationReporter:
         return POLL_S
 
     def interrupted(self) -> None:
-        """Nothing is kept between steps that an outage could make wrong."""
+        """Nothing to do: no state between steps can become stale in an outage."""
 
     async def _report_overtaken(self, version: int) -> None:
-        """Report a version that lies behind, if it was validated at all (few are) and has results."""
+        """Report an earlier version, if it was validated at all (few are) and has results."""
         results = await self._ledger.run(ops.val_results(version))
         if results:
             self._report(version, results)

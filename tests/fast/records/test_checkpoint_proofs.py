@@ -289,7 +289,7 @@ def test_the_remedy_names_one_that_serves_and_it_does(world: World) -> None:
     assert world.checkpoints.load(world.older) == progress(1)
     assert chosen(world.folder, "auto") == world.older.name, "the damaged one would be taken again"
     (world.older / SHARD).unlink()
-    assert "no older one serves" in instead_of(world.older, CONFIG.name, [])
+    assert "no older checkpoint is usable" in instead_of(world.older, CONFIG.name, [])
 
 
 # -- of this run ---------------------------------------------------------------------------------------

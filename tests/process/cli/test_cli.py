@@ -153,7 +153,7 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(desk: Desk) -> None:
     assert "ledger balanced" in output
     code, output = desk.headrace("run", "run.yaml", "seed=3")
     assert code == 2
-    assert f"in use by a run that is on (process {process.pid})" in output
+    assert f"in use by a run in progress (process {process.pid})" in output
 
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=DEADLINE_S)

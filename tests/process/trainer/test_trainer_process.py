@@ -96,7 +96,7 @@ def test_who_waits_lives_and_who_is_frozen_is_found(run: Processes) -> None:
     assert run.exit_code("trainer") == 65, run.log("trainer")[-3000:]
     last = run.log("trainer").splitlines()[-1]
     assert f"{shard} is damaged" in last
-    assert "no older one serves" in last
+    assert "no older checkpoint is usable" in last
 
 
 def test_ranks_that_wait_and_are_told_to_stop_leave_a_log_that_can_be_read(
