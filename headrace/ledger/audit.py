@@ -183,7 +183,7 @@ def compare(raw: Any) -> AuditReport:
     for record in found.records.values():
         if record.state not in report.counts:
             what = f"of an unknown state {record.state!r}" if record.state else "gone"
-            report.problems.append(f"{record.id}: was issued, its record is {what}")
+            report.problems.append(f"{record.id}: was issued, but its record is {what}")
             continue
         report.counts[record.state] += 1
         if record.tokens.isdigit():

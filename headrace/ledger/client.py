@@ -191,7 +191,7 @@ class SyncLedger(_Common):
             if not self._stopping():
                 raise
             self._went_first = True
-            log.warning("told to stop, and going on without the ledger", extra={"reason": str(error)})
+            log.warning("stopping without the ledger, which cannot be reached", extra={"reason": str(error)})
 
     def run(self, op: Op[T]) -> T:
         started, attempt = self._clock(), 0

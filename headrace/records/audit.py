@@ -38,7 +38,7 @@ LEDGER = "ledger.json"
 NOTHING: tuple[Any, ...] = (0, 0, (), (), (), ())
 """What `read_op` returns from a server that does not know the run."""
 _TRIES = 20
-"""Attempts to read a running run's files and ledger with no trainer start in between."""
+"""Attempts to read the files and the ledger of a run in progress with no trainer start in between."""
 _NAMED = 8
 """Most ids listed in one message."""
 
@@ -65,7 +65,7 @@ class RunAudit:
 
 
 def audit_run(layout: RunLayout, ledger: SyncLedger, *, is_on: bool) -> RunAudit:
-    """Read the files and the ledger and compare them. `is_on`: the run is running, and may write meanwhile.
+    """Read the files and the ledger and compare them. `is_on`: the run may be writing meanwhile.
 
     Raises LedgerError.
     """
@@ -82,7 +82,7 @@ def compare_run(raw: Any, before: RunRecords, after: RunRecords | None = None) -
     """Compare the ledger with the files.
 
     `raw`: what `read_op` returned. `before`, `after`: the files as read before and after it; None for `after`
-    if the run is not running.
+    if the run is not in progress.
     """
     found = reading(raw)
     out = RunAudit(compare(raw), after or before, found)
@@ -214,7 +214,7 @@ def _compare_with_checkpoint(out: RunAudit, lineage: int) -> None:
     left = f": {_some(half)} still stand as they were before" if half else ""
     out.explained.append(
         f"lineage {lineage} was opened and {trained_log.FILE} has no start of it: its trainer is making the "
-        f"ledger agree with {name}, or was killed behind that{left}. The next start does it again"
+        f"ledger agree with {name}, or was killed after that{left}. The next start does it again"
     )
     _known_to_the_ledger(out, {**known, **wanted})
 
@@ -288,8 +288,8 @@ def _compare_versions(out: RunAudit, before: RunRecords) -> None:
         if open_ := [v for v in missing if v > span.flushed]:
             out.explained.append(
                 f"{SYNC} has no row of version {' and '.join(map(str, open_))}: it is written when the next "
-                f"version commits or the trainer ends in order, and lineage {lineage} "
-                + ("is on or was cut off" if span.start is out.path.last else "was cut off before")
+                f"version commits or the trainer ends cleanly, and lineage {lineage} "
+                + ("is running or was cut off" if span.start is out.path.last else "was cut off before")
             )
 
 

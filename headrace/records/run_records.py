@@ -57,8 +57,8 @@ class RunRecords:
     @property
     def is_empty(self) -> bool:
         """Whether the records show no training and no commit at all."""
-        told = self.path.starts or self.path.steps or self.versions or self.manifests
-        return not told and not self.ledger.begun
+        found = self.path.starts or self.path.steps or self.versions or self.manifests
+        return not found and not self.ledger.begun
 
 
 def read(layout: RunLayout) -> RunRecords:

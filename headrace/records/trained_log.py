@@ -127,12 +127,12 @@ class TrainedPath:
             of = f" of lineage {self.last.lineage}" if self.last is not None else ""
             self._wrong(
                 line,
-                f"lineage {start.lineage} began behind {rows} rows, there are {line - 1}; look at those{of}",
+                f"lineage {start.lineage} began after {rows} rows, not {line - 1}; look at those{of}",
             )
         if start.from_step > self.last_step:
             self._wrong(
                 line,
-                f"lineage {start.lineage} goes on from step {start.from_step}, the last that was trained is "
+                f"lineage {start.lineage} resumes from step {start.from_step}, but the last trained step is "
                 f"{self.last_step}",
             )
         self.starts.append(start)
@@ -146,10 +146,10 @@ class TrainedPath:
         step = Step(_int(row, "step"), _int(row, "lineage"), ids, line, row.get("acknowledged") is not False)
         shown = f"step {step.number} ({', '.join(ids)})"
         if self.last is None or step.lineage != self.last.lineage:
-            on = f"lineage {self.last.lineage} is on" if self.last else "no start of it is there"
-            self._wrong(line, f"{shown} is lineage {step.lineage}'s, {on}")
+            but = f"lineage {self.last.lineage} is running" if self.last else "it has no start"
+            self._wrong(line, f"{shown} is lineage {step.lineage}'s, but {but}")
         elif self.last.ended:
-            self._wrong(line, f"{shown} stands behind the end of lineage {step.lineage}")
+            self._wrong(line, f"{shown} comes after the end of lineage {step.lineage}")
         elif step.number != self.last_step + 1:
             self._wrong(line, f"{shown} follows step {self.last_step}")
         self.steps.append(step)
@@ -160,10 +160,10 @@ class TrainedPath:
     def _end(self, row: dict[str, Any], line: int) -> None:
         lineage, step = _int(row, "lineage"), _int(row, "ended_after")
         if self.last is None or lineage != self.last.lineage or self.last.ended:
-            self._wrong(line, f"lineage {lineage} ends, and is not on")
+            self._wrong(line, f"lineage {lineage} ends, but is not running")
             return
         if step != self.last_step:
-            self._wrong(line, f"lineage {lineage} ends after step {step}, the last is {self.last_step}")
+            self._wrong(line, f"lineage {lineage} ends after step {step}, but the last is {self.last_step}")
         self.last.ended, self.last.heard = True, _version(row)
 
     def _wrong(self, line: int, what: str) -> None:

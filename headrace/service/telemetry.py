@@ -74,24 +74,24 @@ def decode_all(raw: Mapping[bytes, bytes]) -> dict[str, RolloutTelemetry]:
     out: dict[str, RolloutTelemetry] = {}
     for name, value in raw.items():
         try:
-            told = json.loads(value)
+            entry = json.loads(value)
         except (ValueError, RecursionError):
             continue
-        if isinstance(told, dict):
-            out[name.decode(errors="replace")] = RolloutTelemetry(**_understood(told))
+        if isinstance(entry, dict):
+            out[name.decode(errors="replace")] = RolloutTelemetry(**_understood(entry))
     return out
 
 
-def _understood(told: Mapping[str, Any]) -> dict[str, Any]:
+def _understood(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The known fields that hold a valid number of their type."""
     kinds = {field.name: int if field.type == "int" else (int, float) for field in fields(RolloutTelemetry)}
     return {
-        name: told[name]
+        name: entry[name]
         for name, kind in kinds.items()
-        if isinstance(told.get(name), kind)
-        and not isinstance(told[name], bool)
-        and math.isfinite(told[name])
-        and abs(told[name]) < _LARGEST
+        if isinstance(entry.get(name), kind)
+        and not isinstance(entry[name], bool)
+        and math.isfinite(entry[name])
+        and abs(entry[name]) < _LARGEST
     }
 
 
@@ -102,12 +102,12 @@ def _since(then: RolloutTelemetry | None, now: RolloutTelemetry) -> tuple[float,
     between them.
     """
     before = then or RolloutTelemetry()
-    gone = (
+    passed = (
         now.active_s - before.active_s,
         now.window_s - before.window_s,
         now.sequence_s - before.sequence_s,
     )
-    return gone if min(gone) >= 0 else (0.0, 0.0, 0.0)
+    return passed if min(passed) >= 0 else (0.0, 0.0, 0.0)
 
 
 def idle_ratio(before: Mapping[str, RolloutTelemetry], after: Mapping[str, RolloutTelemetry]) -> float | None:

@@ -130,10 +130,10 @@ def make_service(config: RunConfig, client: redis.asyncio.Redis, loops: Loops) -
 
     async def memory() -> Memory | None:
         try:
-            told = await client.info("memory")
+            info = await client.info("memory")
         except redis.ResponseError:  # a managed server may forbid it
             return None
-        return Memory(int(told["used_memory"]), int(told.get("maxmemory", 0)), needed_bytes(config))
+        return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)), needed_bytes(config))
 
     return Service(
         run=config.name,

@@ -59,7 +59,7 @@ async def connect(url: str, timeout_s: float, patience_s: float = 0.0) -> redis.
         raise config_problem(f"the Redis URL {redis_url.masked(url)} cannot be used: {error}") from None
     patience_s = max(patience_s, timeout_s)
     deadline = time.monotonic() + patience_s
-    told = False
+    logged = False
     while True:
         try:
             async with asyncio.timeout(max(0.05, min(timeout_s, deadline - time.monotonic()))):
@@ -76,8 +76,8 @@ async def connect(url: str, timeout_s: float, patience_s: float = 0.0) -> redis.
                     "Start it, or correct redis.url or HEADRACE_REDIS_URL.",
                     EX_UNAVAILABLE,
                 ) from None
-            if not told:
-                told = True
+            if not logged:
+                logged = True
                 log.info("waiting", extra={"for": f"an answer of Redis at {where}", "at_most_s": patience_s})
         await asyncio.sleep(0.1)
 
@@ -95,7 +95,7 @@ async def check_server(client: redis.asyncio.Redis, config: RunConfig) -> None:
         raise config_problem(f"Redis has maxmemory {limit}: {why}")
     policy = settings.get("maxmemory-policy")
     if policy is None:
-        log.warning("Redis does not tell its maxmemory-policy; it must be noeviction")
+        log.warning("Redis does not report its maxmemory-policy; it must be noeviction")
     elif policy != "noeviction":
         raise config_problem(
             f"Redis has maxmemory-policy {policy}: it would drop parts of the ledger when memory runs short. "
@@ -123,12 +123,12 @@ async def check_server(client: redis.asyncio.Redis, config: RunConfig) -> None:
 
 def read_data(config: RunConfig) -> dataset.DataSet:
     """Read, check and tokenise the data. Logs what is left out or cut. Raises DataError."""
-    told = time.monotonic()
+    logged_at = time.monotonic()
 
     def progress(what: str, done: int, total: int | None) -> None:
-        nonlocal told
-        if time.monotonic() - told > _PROGRESS_EVERY_S:
-            told = time.monotonic()
+        nonlocal logged_at
+        if time.monotonic() - logged_at > _PROGRESS_EVERY_S:
+            logged_at = time.monotonic()
             log.info(what, extra={"done": done, "total": total})
 
     found = dataset.prepare(config, progress)
@@ -179,8 +179,8 @@ def differences(stored: str, ours: str) -> str:
     """The keys in which two fingerprints differ, with both values."""
     try:
         before, now = json.loads(stored), json.loads(ours)
-        told = before.keys() | (now.keys() - identity.LATER)
-        keys = sorted(key for key in told if before.get(key) != now.get(key))
+        compared = before.keys() | (now.keys() - identity.LATER)
+        keys = sorted(key for key in compared if before.get(key) != now.get(key))
         return ", ".join(f"{k} was {_short(k, before.get(k))}, is {_short(k, now.get(k))}" for k in keys)
     except (ValueError, AttributeError):
         return f"it was {stored!r}, is {ours!r}"

@@ -62,8 +62,8 @@ def scores(version: int, results: Sequence[bytes], held_out: Mapping[str, int], 
             if result.row in by_row:
                 raise WireError(f"a second result of row {result.row}")
         except WireError as error:
-            told = {"version": version, "reason": str(error)}
-            log.error("malformed validation result: it counts as unfinished", extra=told)
+            context = {"version": version, "reason": str(error)}
+            log.error("malformed validation result: it counts as unfinished", extra=context)
             continue
         by_row[result.row] = result
     for result in by_row.values():
@@ -146,12 +146,12 @@ def _score_of(line: bytes) -> Score | None:
 def _replace(path: Path, content: bytes) -> None:
     """Replace the file at `path` atomically and durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    with disk.writing(path, len(content)), beside.open("wb") as file:
+    partial = path.with_name(path.name + ".new")
+    with disk.writing(path, len(content)), partial.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(partial, path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

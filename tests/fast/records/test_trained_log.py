@@ -53,8 +53,8 @@ def test_a_start_takes_back_what_its_checkpoint_has_not(tmp_path: Path) -> None:
         ([began(1, 0), step(1, 1, "a"), step(1, 2, "a")], "a: trained 2 times"),
         ([began(1, 0), step(1, 1, "a"), began(2, 1), step(2, 2, "a")], "a: trained 2 times"),
         ([began(1, 0), step(1, 1, "a"), step(1, 3, "b")], "step 3 (b) follows step 1"),
-        ([began(1, 0), began(2, 0), step(1, 1, "a")], "lineage 1's, lineage 2 is on"),
-        ([began(1, 0), step(1, 1, "a"), began(2, 5)], "goes on from step 5"),
+        ([began(1, 0), began(2, 0), step(1, 1, "a")], "lineage 1's, but lineage 2 is running"),
+        ([began(1, 0), step(1, 1, "a"), began(2, 5)], "resumes from step 5"),
         ([began(2, 0), began(1, 0)], "lineage 1 begins after lineage 2"),
     ],
 )

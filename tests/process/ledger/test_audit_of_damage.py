@@ -307,7 +307,7 @@ def any_row_before_a_start_is_missing(b: Bench) -> set[str] | None:
     starts = b.path().starts
     number = b.rng.randrange(starts[-1].line - 1)
     b.rewrite(b.trained, lambda lines: lines.pop(number) and None)
-    return {f"lineage {starts[-1].lineage} began behind"}
+    return {f"lineage {starts[-1].lineage} began after"}
 
 
 @damage
