@@ -322,7 +322,7 @@ def adopt(ledger: SyncLedger, lineage: int, manifest: Mapping[str, int], keep: K
     or by a newer one with any checkpoint.
     """
     before = ledger.run(ops.stats())
-    issued = before.issued_total
+    issued = before.issued_total  # later samples stay ready, since takes are held: nothing to adopt
 
     def check(reply: replies.AdoptReply) -> None:
         if reply.status is not replies.AdoptStatus.OK:
