@@ -172,8 +172,9 @@ def got(directory: Path) -> int:
 
 def stand_in(directory: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Another program in place of the process."""
-    package = directory / "headrace_trainer"
-    package.mkdir()
+    package = directory / "headrace_trainer" / "records"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
     (package / "__init__.py").touch()
     (package / "trackers.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")]))
