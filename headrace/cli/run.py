@@ -99,7 +99,7 @@ def dry_run(
     _beside(config, layout, prometheus)
     if layout.in_use():
         raise RunInUseError(
-            f"{layout.root}: a run is on there; stop it, or choose another name with name=..."
+            f"{layout.root}: a run is in progress there; stop it, or choose another name with name=..."
         )
     _check_resume(config, layout)
     if config.trainer.resume == "auto" and (layout.read_summary() or {}).get("status") == "completed":

@@ -1,4 +1,4 @@
-"""`demo:` names and relative paths become absolute paths, so that a service needs neither."""
+"""Resolve `demo:` names and relative paths to absolute paths before the services see them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def demo_names(config: RunConfig) -> list[str]:
 
 
 def demo_task(config: RunConfig) -> demo.Task | None:
-    """The demo that the configuration takes its parts from; None with none, or one that preflight refuses."""
+    """The demo that the configuration uses; None if it uses none, or names that preflight refuses."""
     names = demo_names(config)
     if not set(names) <= set(demo.KNOWN_URIS):
         return None
@@ -31,7 +31,7 @@ def demo_task(config: RunConfig) -> demo.Task | None:
 
 
 def demo_ready(config: RunConfig) -> bool:
-    """Whether `resolve` would build nothing."""
+    """Whether the demo's files, if any, are already built."""
     if not demo_names(config):
         return True
     task = demo_task(config)
@@ -39,7 +39,7 @@ def demo_ready(config: RunConfig) -> bool:
 
 
 def demo_command(config: RunConfig) -> list[str]:
-    """The command that prepares the demo (in a process of its own: it imports torch)."""
+    """The command that prepares the demo. It is a separate process because it imports torch."""
     task = demo_task(config)
     assert task is not None, "preflight has refused a configuration that names no demo or several"
     options = ["--task", task.name, "--seed", str(config.seed), "--cache-dir", str(DEMO_CACHE)]
@@ -47,7 +47,7 @@ def demo_command(config: RunConfig) -> list[str]:
 
 
 def absolute(config: RunConfig) -> RunConfig:
-    """Relative paths made absolute, `demo:` names kept: what a later start is compared with."""
+    """Make relative paths absolute but keep `demo:` names. Later starts are compared with the result."""
 
     def path(value: str) -> str:
         return value if _is_name(value) else str(Path(value).expanduser().absolute())
@@ -56,7 +56,7 @@ def absolute(config: RunConfig) -> RunConfig:
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Every path absolute; `demo:` names must be prepared already (see `demo_ready`)."""
+    """Make every path absolute. The demo's files must exist already (see `demo_ready`)."""
 
     def path(value: str) -> str:
         if demo.is_demo_uri(value):
@@ -67,8 +67,8 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def _is_name(value: str) -> bool:
-    """Whether it names something that is no file."""
-    is_address = "://" in value  # whoever reads it says that it is none; a path would lose a slash
+    """Whether the value names something other than a file."""
+    is_address = "://" in value  # kept for the reader's error message: as a Path it would lose a slash
     return demo.is_demo_uri(value) or is_source(value) or is_address
 
 
@@ -120,7 +120,7 @@ def _with_paths(config: RunConfig, path: Callable[[str], str]) -> RunConfig:
 
 
 def _function(path: str | None) -> str | None:
-    """Where a user's code lies: files are named absolutely, modules stay as they are."""
+    """Location of a user's code: make file paths absolute, keep module names."""
     return (
         str(Path(path).expanduser().absolute()) if path is not None and reward_probe.is_file(path) else path
     )

@@ -1,4 +1,4 @@
-"""How far the reading of the data is, for people who wait for it."""
+"""Progress messages while the data is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EVERY_S = 3.0
 
 
 def print_progress() -> Progress:
-    """Tells on standard error what takes longer than a few seconds."""
+    """Return a callback that reports progress on standard error every few seconds."""
     told = time.monotonic()
 
     def tell(what: str, done: int, total: int | None) -> None:

@@ -1,8 +1,8 @@
-"""Make an environment in a process of its own, to see whether it loads.
+"""Create an environment in a separate process to check that it loads.
 
-`python -m headrace.local.environment_probe` reads the configuration's section as JSON from stdin (arguments
-of a process are there for all to see) and exits 0, or 1 with the problem in the last line of stderr. A
-process of its own because the module is the user's.
+`python -m headrace.local.environment_probe` reads the configuration's section as JSON from stdin, because
+other users can see a process's arguments. It exits with 0, or with 1 and the problem in the last line of
+stderr. The process is separate because the module is the user's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IMPORT_S = 60.0
 
 
 def problems(config: RunConfig) -> Iterator[str]:
-    """What is wrong with the run's environment; nothing when it can be made."""
+    """Problems with the run's environment; none if it can be created."""
     section = config.environment
     if section.is_single_turn:
         return
@@ -59,4 +59,4 @@ if __name__ == "__main__":
     if found:
         print(found.replace("\n", " "), file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os._exit(1 if found else 0)  # not held up by threads that the module started
+    os._exit(1 if found else 0)  # do not wait for threads that the module started

@@ -1,4 +1,4 @@
-"""What a configuration asks of the machines: processes, memory, GPUs and nodes. Nothing is loaded."""
+"""Estimate what a configuration needs: processes, memory, GPUs and nodes. Loads no model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Machines:
-    """What the estimate is held against."""
+    """The hardware that the estimate is compared with."""
 
     gpus_per_node: int = 8
     gpu_gib: float = 80.0
     """Memory of one GPU."""
     nodes: int | None = None
-    """How many there are; None when nobody has said."""
+    """Number of nodes available; None if unknown."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Forecast:
 
 
 def forecast(config: RunConfig, machines: Machines) -> Forecast:
-    """`config` with every path resolved; what cannot be read is left out, since preflight complains of it."""
+    """Estimate for `config`, whose paths are resolved. Skips unreadable models; preflight reports them."""
     found = Forecast()
     _plan(config, found)
     try:
@@ -183,7 +183,7 @@ def _fits_machine(
 
 
 def _gpus(c: RunConfig, machines: Machines, found: Forecast) -> None:
-    """As GPUs, also when this run is on CPU: the same configuration is what a cluster is given."""
+    """Count GPUs even for a CPU run: the same configuration may go to a cluster."""
     t, parallel = c.trainer, c.rollout.engine.tensor_parallel_size
     batches = arithmetic.Batches(
         samples=c.rollout.total_rollout_steps,
@@ -236,7 +236,7 @@ def _gpus(c: RunConfig, machines: Machines, found: Forecast) -> None:
 
 
 def _nodes(c: RunConfig, gpus: arithmetic.Gpus, machines: Machines, found: Forecast) -> None:
-    """What the nodes that there are hold; where nobody has said how many, what one less than needed does."""
+    """Say what the given nodes can hold; without a number, what one node fewer than needed can hold."""
     t, wanted, per_node = c.trainer, c.rollout.replicas, gpus.per_node
     nodes = machines.nodes or gpus.nodes - 1
     if not nodes:

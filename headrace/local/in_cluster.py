@@ -1,7 +1,7 @@
-"""A run whose services a cluster starts: it has no runner, lock or summary.
+"""A run whose services a cluster starts. It has no runner, lock or summary.
 
-Its directory is the volume of the checkpoints, and the pods' variables say where its ledger is. Where none do
-(a copy of the directory at home), its files can be read all the same.
+Its directory is the checkpoint volume. The pods' environment variables name its ledger. Without them (in a
+copy of the directory elsewhere), only its files can be read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_ADDRESS = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What the ledger says. `stats` is None when it cannot be read; `note` says why."""
+    """A reading of the ledger. `stats` is None if it cannot be read; `note` says why."""
 
     stats: Stats | None
     advice: Mapping[str, Any] | None = None
@@ -40,16 +40,16 @@ class Reading:
 
     @property
     def state(self) -> str:
-        """Whether its pods are up the ledger cannot tell: what has not completed counts as running."""
+        """The run's state. The ledger does not know about pods, so an incomplete run counts as running."""
         if self.stats is None:
             return UNKNOWN
         return COMPLETED if self.stats.completed else RUNNING
 
 
 def ledger_url() -> str | None:
-    """Of the server that the environment names, with its password; None when it names none.
+    """URL, with password, of the server that the environment names; None if it names none.
 
-    Raises LedgerError for one that cannot be read as a URL.
+    Raises LedgerError if it is not a valid URL.
     """
     try:
         url = variables.redis_url_if_set()
@@ -69,7 +69,7 @@ def name_of(layout: RunLayout) -> str:
 
 
 def look(layout: RunLayout, timeout_s: float = 3.0) -> Reading:
-    """Read the ledger once; never raises for one that cannot be read."""
+    """Read the ledger once. Does not raise if it cannot be read."""
     try:
         url, run = ledger_url(), name_of(layout)
         if url is None:

@@ -1,8 +1,8 @@
-"""Whose is the ledger of a run's name at an external server?
+"""Claim the ledger of a run's name on an external server.
 
-The id in the run's directory decides (`ledger.json`). Another run's ledger is refused; with
-trainer.resume=never a dead one is deleted, one that nobody has written to for several leases. A run that is
-on gives signs of life every second, and one that comes just before the deletion stops it (`ops.delete`).
+The id in the run's directory (`ledger.json`) tells whether a ledger is the run's own. Another run's ledger is
+refused. With trainer.resume=never a dead one is deleted: one without writes for several leases. A running
+run writes every second, and a write just before the deletion prevents it (`ops.delete`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from headrace.ledger.client import LedgerError, LedgerUnavailable, LedgerWentBac
 from headrace.ledger.marks import Marks
 
 LEASES = 3
-"""For so many leases nobody may have written: services that are started again take a while."""
+"""Leases without writes after which a ledger counts as dead. Services take a while to restart."""
 SIGNS_S = 3.0
-"""A run that is on has given some by then. One that is known to be over is watched for as long: its directory
-may have been copied."""
+"""Seconds within which a running run writes. Even a run known to be over is watched this long, because its
+directory may have been copied."""
 _POLL_S = 0.2
 
 
 def claim(config: RunConfig, directory: Path, mine: Marks, dead: Marks) -> None:
-    """Return when the server has no ledger of this name but `mine`. `dead`: a ledger whose run is known to be
-    over. Raises ConfigError and LedgerError."""
+    """Return once the server has no ledger of this name, or only `mine`.
+
+    `dead` is a ledger whose run is known to be over. Raises ConfigError and LedgerError.
+    """
     assert config.redis.url is not None
     shown = redis_url.masked(config.redis.url)
     with connect(config.redis.url, config.redis.connect_timeout_s) as client:
@@ -53,21 +55,21 @@ def claim(config: RunConfig, directory: Path, mine: Marks, dead: Marks) -> None:
         wait_s = SIGNS_S if theirs.ledger == dead.ledger else LEASES * config.ledger.lease_s
         print(
             f"trainer.resume=never: {shown} holds the ledger of another run called {config.name!r}; "
-            f"looking for {wait_s:g} s whether it is on",
+            f"checking for {wait_s:g} s whether it is running",
             flush=True,
         )
         if not _delete_dead(ledger, theirs, wait_s):
             raise ConfigError(
                 [
-                    f"redis.url: {shown}: another run called {config.name!r} is on there (nothing of it is "
-                    f"in {directory}); choose another name with name=..."
+                    f"redis.url: {shown}: another run called {config.name!r} is running there (nothing of it "
+                    f"is in {directory}); choose another name with name=..."
                 ]
             )
     print(f"trainer.resume=never: deleted the earlier ledger of {config.name} at {shown}", flush=True)
 
 
 def _read(ledger: SyncLedger) -> Marks | None:
-    """None where there is no ledger."""
+    """The marks of the ledger; None if there is none."""
     try:
         ledger.run(ops.fingerprint())
     except LedgerUnavailable:
@@ -80,7 +82,7 @@ def _read(ledger: SyncLedger) -> Marks | None:
 
 
 def _delete_dead(ledger: SyncLedger, theirs: Marks, wait_s: float) -> bool:
-    """Whether it is gone: nobody has written to it for `wait_s` seconds, nor before it was deleted."""
+    """Delete the ledger unless somebody writes to it within `wait_s` seconds; return whether it is gone."""
     deadline = time.monotonic() + wait_s
     try:
         while time.monotonic() < deadline:
@@ -89,5 +91,5 @@ def _delete_dead(ledger: SyncLedger, theirs: Marks, wait_s: float) -> bool:
             if ledger.seen.writes != theirs.writes:
                 return False
         return ledger.run(ops.delete(theirs.ledger, theirs.writes)) == "ok"
-    except LedgerWentBack:  # somebody else has just deleted it, for a run of their own
+    except LedgerWentBack:  # another start has just deleted it for its own run
         return False

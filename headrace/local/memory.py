@@ -14,7 +14,7 @@ class MemoryRecord:
         self.samples: dict[str, list[float]] = {}
 
     def sample(self, pids: Mapping[str, int]) -> None:
-        """Add one sample for each of `pids`; a process that is gone by now is left out."""
+        """Add one sample for each of `pids`. A process that is gone is skipped."""
         for name, pid in pids.items():
             try:
                 root = psutil.Process(pid)

@@ -1,8 +1,8 @@
-"""Import the user's algorithms and what packages bring, to see whether the configuration fits them.
+"""Import the user's algorithms and plugins in a separate process and check the configuration against them.
 
-`python -m headrace.local.plugin_probe` reads the configuration as JSON from stdin (arguments of a process
-are there for all to see) and exits 0, or 1 with the problems, a line each, after the last `MARK` in stderr. A
-process of its own because the code is not ours. Rewards and environments have probes of their own.
+`python -m headrace.local.plugin_probe` reads the configuration as JSON from stdin, because other users can
+see a process's arguments. It exits with 0, or with 1 and one problem per line after the last `MARK` in
+stderr. The process is separate because the code is not ours. Rewards and environments have their own probes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK = "headrace: plugins:"
 
 
 def problems(config: RunConfig) -> Iterator[str]:
-    """What is wrong with code from outside the project; nothing is started where all of it is shipped."""
+    """Problems with code from outside the project. If all code is ours, no process is started."""
     shipped = all(registry.origin(name) == "headrace" for _, name, registry in _named(config))
     if shipped and not config.algorithm.modules:
         return
@@ -70,7 +70,7 @@ def _found(text: str) -> list[str]:
             at = key
             if registry.origin(name) != "headrace":
                 registry.get(name)
-        return cross_field_problems(config)  # what they need is known now
+        return cross_field_problems(config)  # loading registered what the algorithms need
     except AlgorithmError as error:
         return error.lines
     except UserCodeError as error:
@@ -84,4 +84,4 @@ if __name__ == "__main__":
     if lines:
         print(MARK, *lines, sep="\n", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os._exit(1 if lines else 0)  # not held up by threads that the modules started
+    os._exit(1 if lines else 0)  # do not wait for threads that the modules started

@@ -1,4 +1,4 @@
-"""Checks before anything is started. Each returns its problems as `where: what; what to do` lines."""
+"""Checks before anything starts. Each yields its problems as `where: what; what to do` lines."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.
 @dataclass(frozen=True)
 class Findings:
     problems: list[str]
-    """What makes a start pointless."""
+    """Errors: the run cannot start."""
     warnings: list[str]
-    """What can run but is most likely not meant."""
+    """Settings that work but are probably unintended."""
 
 
 def examine(config: RunConfig) -> Findings:
-    """Everything found wrong. `demo:` names still in the configuration are checked as names only."""
+    """Run all checks. Unresolved `demo:` names are only checked as names."""
     rows: dict[str, list[Row]] = {}
     warnings: list[str] = []
     problems = [
@@ -91,16 +91,16 @@ def _demo_names(config: RunConfig) -> Iterator[str]:
 
 
 def _data(config: RunConfig, read: dict[str, list[Row]], warnings: list[str]) -> Iterator[str]:
-    """Rows that can be read go into `read`, by key; what was left out is told in `warnings`.
+    """Store readable rows in `read`, by key, and report skipped rows in `warnings`.
 
-    Lengths in tokens are the queue service's to check, by the same code, before it issues anything: the
-    tokenizer's library takes longer to load than the whole rest of these checks.
+    Token lengths are not checked here: loading the tokenizer's library takes longer than all other checks.
+    The queue service checks them with the same code before it issues anything.
     """
     data = config.data
     named = {"train_files": (data.train_paths, read_train), "val_files": (data.val_files, read_held_out)}
     for key, (entries, reader) in named.items():
         if any(map(demo.is_demo_uri, entries)):
-            continue  # checked as a name; the files are made well-formed
+            continue  # checked as a name; the demo writes well-formed files
         try:
             found = reader(data, print_progress())
         except DataError as error:
@@ -163,12 +163,12 @@ def _end_tokens(path: Path) -> Iterator[str]:
 
 
 def _vocabulary(config: RunConfig, key: str, settings: dict[str, Any]) -> Iterator[str]:
-    """Another model that scores the policy's tokens must know the same ones."""
+    """A model that scores the policy's tokens must have the same vocabulary."""
     policy = Path(config.model.path) / "config.json"
     try:
         wanted = json.loads(policy.read_text(encoding="utf-8")).get("vocab_size")
     except (OSError, ValueError):
-        return  # complained about already, or a demo that is not there yet
+        return  # reported already, or a demo that is not prepared yet
     found = settings.get("vocab_size")
     if isinstance(wanted, int) and isinstance(found, int) and wanted != found:
         yield f"{key}: has a vocabulary of {found} tokens, the policy one of {wanted}: give one with the same"
@@ -225,7 +225,7 @@ def _redis(config: RunConfig) -> Iterator[str]:
 
 
 def external_redis_problems(url: str, timeout_s: float, allow_volatile: bool = False) -> Iterator[str]:
-    """Whether the server answers, lets us in and keeps what it is given. Never shows the password."""
+    """Check that the server answers, accepts our credentials and is durable. Never shows the password."""
     try:
         address = redis_url.parse(url)
     except ValueError as error:

@@ -1,25 +1,27 @@
 """Supervision: services are started in order, restarted when they exit, stopped in order.
 
     state      event                                      next
-    waiting    everything of an earlier stage was ready    starting
-    starting   its readiness check holds                   ready
+    waiting    every service of earlier stages was ready   starting
+    starting   its readiness check passes                  ready
     starting   deadline, never ready before                run failed
     starting   deadline, was ready before                  killed, as an exit
     starting, ready   exit 0 of the service that completes the run   run completed
-    starting, ready   exit that is final (`endings`)       run failed
+    starting, ready   final exit code (`endings`)          run failed
     starting, ready   exit, restarts left                  backoff
     starting, ready   exit, no restarts left               run failed
     backoff    the pause is over                           starting
-    any        `retire`                                    leaving (SIGTERM), or forgotten if it does not run
-    leaving    exit, or killed at its deadline             forgotten; no exit of it is counted
+    any        `retire`                                    leaving (SIGTERM), or forgotten if not running
+    leaving    exit, or killed at its deadline             forgotten; the exit does not count
 
-Where `run failed` stands, one that is not essential is given up instead, and the run goes on.
+Where the table says `run failed`, a service that is not essential is given up and the run continues.
 
-A service says why it ends in a file that its environment names; the sentence goes wherever its exit is told.
+A service writes why it ended to a file that its environment names. Reports of its exit include that sentence.
 
-Guarantees: when a service is started again, nothing that its previous start left behind is alive; a
-signal of the terminal never reaches a service; nothing here blocks for longer than one readiness check,
-except `stop`, which has a deadline.
+Guarantees:
+
+- Before a service restarts, every process that its previous start left behind is dead.
+- Signals from the terminal never reach a service.
+- Nothing here blocks for longer than one readiness check, except `stop`, which has a deadline.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 10.0
 KILL_WAIT_S = 10.0
 FORGIVEN_AFTER_S = 120.0
-"""A service that was up for so long, and got on, starts again with a clean record: what dies now and then
-over days is not what cannot go on."""
+"""Uptime after which a service that made progress gets its exit count reset. Occasional crashes over days
+must not add up to a failure."""
 _PROBE_EVERY_S = 0.2
 _POLL_S = 0.05
 
 Start = Callable[[Mapping[str, str]], subprocess.Popen[bytes]]
-"""Starts the process with the environment given."""
+"""Starts the process with the given environment."""
 
 
 class State(enum.StrEnum):
@@ -71,17 +73,18 @@ class Service:
     start: Start
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     ready: Callable[[], bool] | None = None
-    """Cheap check that answers within a second; None: ready as soon as it runs."""
+    """Cheap check that answers within a second. None: ready as soon as it runs."""
     stage: int = 0
-    """Started once every service of a lower stage has been ready."""
+    """Starts once every service of a lower stage has been ready."""
     completes: bool = False
-    """Its exit with code 0 completes the run."""
+    """Exit code 0 completes the run."""
     essential: bool = True
-    """The run fails with it."""
+    """If it fails, the run fails."""
     says: Callable[[], str] | None = None
-    """Why it ended, of one that leaves no sentence; empty when that is not known."""
+    """Why it ended, for a service that writes no reason file; empty if unknown."""
     progress: Callable[[], object] | None = None
-    """Something that changes when it gets on: exits without that in between count, however far apart."""
+    """A value that changes as the service makes progress. Exits without progress in between all count,
+    however far apart."""
 
 
 def command(argv: Sequence[str | Path], log: Path, cwd: Path | None = None) -> Start:
@@ -96,18 +99,18 @@ class Completed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The run cannot go on. `reason` is a sentence; `log` is where the service wrote."""
+    """The run cannot continue. `reason` is a sentence; `log` is the service's log file."""
 
     service: str
     reason: str
     log: Path
     told: bool = False
-    """The service itself has said why: its log adds nothing that has to be read first."""
+    """The service gave the reason itself, so its log need not be shown."""
 
 
 @dataclass
 class Child:
-    """A service's present process and its past."""
+    """A service's current process and its history."""
 
     service: Service
     state: State = State.WAITING
@@ -115,7 +118,7 @@ class Child:
     mark: str = ""
     starts: int = 0
     exits: int = 0
-    """Exits that count against the limit of restarts, since it was last up for long."""
+    """Exits that count against the restart limit; see `FORGIVEN_AFTER_S`."""
     was_ready: bool = False
     exit_code: int | None = None
     started_at: float = 0.0
@@ -145,7 +148,7 @@ class Child:
 
 
 class Supervisor:
-    """Call `poll` a few times a second from the main thread, then `stop` what is to stop."""
+    """Starts, restarts and stops services. Call `poll` a few times a second from the main thread."""
 
     def __init__(
         self,
@@ -157,11 +160,11 @@ class Supervisor:
         keep_fds: Sequence[int] = (),
         scratch: Path | None = None,
     ) -> None:
-        """`note` gets a sentence on every restart. `keep_fds` outlive the last process of the run; `scratch`,
-        with a temporary folder for each service, is removed after it."""
+        """`note` receives a sentence on every restart. `keep_fds` stay open until the run's last process is
+        gone; then `scratch`, which holds a temporary folder for each service, is removed."""
         self.children = {service.name: Child(service) for service in services}
         self.given_up: list[str] = []
-        """Names of services that were not essential and could not be kept up."""
+        """Names of non-essential services that could not be kept running."""
         self.instance = secrets.token_hex(8)
         self._max_restarts = max_restarts
         self._start_timeout_s = start_timeout_s
@@ -170,7 +173,7 @@ class Supervisor:
         self._guard = Guard(self.instance, keep_fds, scratch)
 
     def poll(self) -> Completed | Failed | None:
-        """Move every service on; None while the run goes on."""
+        """Advance every service one step; None while the run continues."""
         for child in list(self.children.values()):
             outcome = self._advance(child, time.monotonic())
             if isinstance(outcome, Failed) and not child.service.essential:
@@ -188,22 +191,22 @@ class Supervisor:
         self.given_up.append(child.name)
 
     def add(self, service: Service) -> None:
-        """One service more, from now on. Raises ValueError when there is one of that name."""
+        """Supervise one more service. Raises ValueError if the name is taken."""
         if service.name in self.children:
             raise ValueError(f"{service.name} is there already")
         self.children[service.name] = Child(service)
 
     def retire(self, name: str, grace_s: float) -> None:
-        """Let one service end in order and forget it; killed when it takes longer than `grace_s` seconds.
+        """Stop one service with SIGTERM and forget it; kill it after `grace_s` seconds.
 
-        Returns at once: `poll` does the rest.
+        Returns at once; `poll` does the rest.
         """
         child = self.children[name]
         if child.process is not None and child.running:
             child.state = State.LEAVING
             child.deadline = time.monotonic() + grace_s
             child.process.send_signal(signal.SIGTERM)
-            child.process.send_signal(signal.SIGCONT)  # one that was frozen must hear of it
+            child.process.send_signal(signal.SIGCONT)  # a stopped process gets SIGTERM only once it continues
         else:
             self._forget(child)
 
@@ -213,7 +216,7 @@ class Supervisor:
         del self.children[child.name]
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the services that run."""
+        """Process ids of the running services, by name."""
         return {c.name: c.process.pid for c in self.children.values() if c.process is not None and c.running}
 
     def _advance(self, child: Child, now: float) -> Completed | Failed | None:
@@ -306,9 +309,9 @@ class Supervisor:
     def stop(
         self, names: Sequence[str], grace_s: float, hurry: Callable[[], bool] = lambda: False
     ) -> list[str]:
-        """SIGTERM to `names` at once, SIGKILL after `grace_s` seconds or once `hurry()`; wait for their end.
+        """Send SIGTERM to all of `names`, then SIGKILL after `grace_s` seconds or once `hurry()`, and wait.
 
-        Returns the names that had to be killed. Nothing is restarted meanwhile.
+        Returns the names that had to be killed. Nothing is restarted in the meantime.
         """
         children = [self.children[name] for name in names if name in self.children]
         running = [c for c in children if c.running and c.process is not None]
@@ -327,7 +330,7 @@ class Supervisor:
         self._kill(list(self.children.values()))
 
     def close(self) -> None:
-        """Kill whatever is left and end the guardian. Last call."""
+        """Kill whatever is left and end the guardian. Must be the last call."""
         self.kill_all()
         self._guard.close()
 

@@ -1,8 +1,8 @@
-"""What the runner shows while a run is on: a live panel on a terminal, plain lines elsewhere.
+"""Progress display of a running run: a live panel on a terminal, plain lines elsewhere.
 
-Everything shown comes from the run's own records (`metrics.jsonl`, `eval.jsonl`, the ledger's statistics);
-the display keeps no count of its own. Reading the ledger happens in a thread, so that a server that does
-not answer never delays Ctrl-C.
+Everything shown comes from the run's own records: `metrics.jsonl`, `eval.jsonl` and the ledger's statistics.
+The display keeps no counts of its own. A thread reads the ledger, so an unresponsive server never delays
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ETA_STEPS = 20
 
 
 class LedgerWatch:
-    """The ledger's statistics, read once a second by a daemon thread. `stats` is None before the first."""
+    """Reads the ledger's statistics every second in a daemon thread. `stats` is None until the first read."""
 
     def __init__(self, url: str, run: str) -> None:
         self.stats: Stats | None = None
@@ -49,14 +49,14 @@ class LedgerWatch:
 
     def _read(self) -> None:
         while not self._stopped.is_set():
-            # Not up yet, or restarting: what was read last stays on the screen.
+            # The server is starting or restarting: the last reading stays on the screen.
             with contextlib.suppress(LedgerError, redis.RedisError, OSError):
                 self.stats = self._ledger.run(ops.stats())
             self._stopped.wait(_LEDGER_EVERY_S)
 
     @property
     def seen(self) -> Marks:
-        """How far the ledger was."""
+        """The latest position seen in the ledger."""
         return self._ledger.seen
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class LedgerWatch:
 
 @dataclass
 class Progress:
-    """The state of the run as far as it is shown."""
+    """The displayed state of the run."""
 
     total_steps: int
     step: int = 0
@@ -99,7 +99,7 @@ class Progress:
 
     @property
     def version(self) -> int | None:
-        """Policy version: the ledger's, else that of the last row."""
+        """Policy version from the ledger, or else from the last row."""
         if self.stats is not None and self.stats.version >= 0:
             return self.stats.version
         value = self.values.get(row_keys.FULLY_ASYNC_COUNT_CURRENT_PARAM_VERSION)
@@ -107,7 +107,7 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last step, at the pace of the last ones."""
+        """Seconds until the last step, at the pace of recent steps."""
         if len(self.arrivals) < 2:
             return None
         (first, began), (last, ended) = self.arrivals[0], self.arrivals[-1]
@@ -122,11 +122,11 @@ class Progress:
         return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
     def cells(self) -> list[tuple[str, str]]:
-        """Label and value of everything on display."""
+        """(label, value) of every displayed cell."""
         counts = self.stats.counts if self.stats else None
         version = self.version
         return [
-            # Samples that went back by hand make short updates of their own, which no plan has.
+            # Samples requeued by hand are trained in extra short updates, which the plan does not count.
             ("step", f"{self.step}/{max(self.step, self.total_steps)}"),
             ("reward", self.number(row_keys.REWARD_MEAN)),
             ("version", "-" if version is None else str(version)),
@@ -154,10 +154,10 @@ class Display(Protocol):
     """Where the run is shown."""
 
     def phase(self, text: str) -> None:
-        """What is being waited for; replaces the previous phase."""
+        """Show what the run is waiting for; replaces the previous phase."""
 
     def note(self, text: str) -> None:
-        """Something that happened; stays on the screen."""
+        """Show an event; it stays on the screen."""
 
     def update(self, progress: Progress) -> None: ...
 
@@ -165,7 +165,7 @@ class Display(Protocol):
 
 
 class PlainLines:
-    """One line per phase, per note, per sync (or every few seconds): for logs and pipes."""
+    """One line per phase, per note and per sync (or every few seconds), for logs and pipes."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -179,7 +179,7 @@ class PlainLines:
         self._phase = text
 
     def note(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the reader of a pipe may be gone; the run goes on
+        with contextlib.suppress(OSError):  # a pipe's reader may be gone; the run continues
             print(text, file=self._out, flush=True)
 
     def update(self, progress: Progress) -> None:
@@ -203,10 +203,10 @@ class LivePanel:
         self._title = title
         self._phase = ""
         self._progress: Progress | None = None
-        # Redrawn by `update` only: no thread of rich's is running while a service is being forked.
+        # No auto-refresh: rich's thread must not run while a service is being forked.
         self._live = Live(self._panel(), console=console, auto_refresh=False, transient=True)
         self._live.start()
-        terminal.guard()  # it has put itself before stdout and stderr, and reads control sequences
+        terminal.guard()  # Live has replaced stdout and stderr, and interprets control sequences
 
     def phase(self, text: str) -> None:
         self._phase = text
@@ -221,7 +221,7 @@ class LivePanel:
         self._draw()
 
     def _draw(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal may be closed; the stop stays an orderly one
+        with contextlib.suppress(OSError):  # the terminal may be closed; the stop stays graceful
             self._live.update(self._panel(), refresh=True)
 
     def close(self) -> None:

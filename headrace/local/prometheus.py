@@ -1,11 +1,11 @@
-"""A Prometheus server beside a local run: it scrapes every service and judges them by the chart's rules.
+"""A Prometheus server for a local run: it scrapes every service and evaluates the chart's rules.
 
-Targets carry the labels that a cluster gives them: `namespace` (`local`), `release` (the run's name), `pod`
-(the service's) and `job` (which part it is), so that rules and dashboards need not know the difference. The
-run does not depend on it. Its data stay in the run's directory.
+Targets carry the same labels as in a cluster, so the same rules and dashboards work: `namespace` (`local`),
+`release` (the run's name), `pod` (the service's name) and `job` (the kind of service). The run does not
+depend on the server. Its data stay in the run's directory.
 
     prometheus/prometheus.yml   its configuration
-    prometheus/targets.json     what it scrapes now; it notices by itself when the file changes
+    prometheus/targets.json     its current targets; it reloads the file when it changes
     prometheus/data/            its time series
 """
 
@@ -29,12 +29,12 @@ from headrace.records.layout import RunLayout
 
 BINARY = "HEADRACE_PROMETHEUS"
 SCRAPE_S = 2
-"""Runs on one machine are short. In a cluster the scrape interval is Prometheus' own."""
+"""Short, because runs on one machine are short. In a cluster Prometheus' own interval applies."""
 _RETENTION = "1y"
 
 
 def find_binary(environ: Mapping[str, str] = os.environ) -> Path:
-    """The `prometheus` program. Raises ConfigError that says where to get one."""
+    """The `prometheus` program. If there is none, raises a ConfigError that says where to get one."""
     named = environ.get(BINARY)
     found = shutil.which(named or "prometheus", path=environ.get("PATH"))
     if found is None:
@@ -49,10 +49,10 @@ def find_binary(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 class LocalPrometheus:
-    """One server for one run. `follow` once a second."""
+    """The Prometheus server of one run. Call `follow` once a second."""
 
     def __init__(self, layout: RunLayout, host: str, port: int) -> None:
-        """`port` 0: a free one. Raises ConfigError when it cannot be started."""
+        """`port` 0 takes a free port. Raises ConfigError if the server cannot be started."""
         self._binary = find_binary()
         if not RULES.is_file():
             raise ConfigError([f"--prometheus: {RULES}: no such file; install the package again"])
@@ -74,7 +74,7 @@ class LocalPrometheus:
         return self._layout.prometheus / "targets.json"
 
     def follow(self, ends: Endpoints) -> None:
-        """Scrape what runs now."""
+        """Update the targets to the services that are running now."""
         found = targets(ends)
         if found != self._written:
             self._layout.prometheus.mkdir(exist_ok=True)
@@ -82,7 +82,7 @@ class LocalPrometheus:
             self._written = found
 
     def service(self) -> Service:
-        """The server as a service of the run; writes its configuration."""
+        """Write the server's configuration and return it as a service of the run."""
         directory = self._layout.prometheus
         directory.mkdir(exist_ok=True)
         file = directory / "prometheus.yml"
@@ -103,7 +103,7 @@ class LocalPrometheus:
 
 
 def configuration(targets_file: Path) -> dict[str, Any]:
-    """The server's configuration: what a PodMonitor and a PrometheusRule amount to in a cluster."""
+    """The server's configuration; equivalent to the cluster's PodMonitor and PrometheusRule."""
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": [str(RULES.resolve())],

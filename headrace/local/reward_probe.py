@@ -1,7 +1,7 @@
-"""Try the reward before a run: whether it loads, and what it says about a few real rows.
+"""Try the reward before a run: load it, and score a few real rows.
 
-Users' functions run in processes of their own here as in the run, so whatever they do (print, exit, hang,
-crash) becomes a message.
+As in a run, users' functions run in separate processes, so whatever they do (print, exit, hang, crash)
+becomes a message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_file(path: str) -> bool:
 
 
 def problems(config: RunConfig) -> Iterator[str]:
-    """What is wrong with the reward; nothing when every source loads. No service is asked."""
+    """Problems with the reward; none if every source loads. Sends nothing to reward services."""
 
     async def load() -> None:
         scorer = build_scorer(config)
@@ -39,20 +39,20 @@ def problems(config: RunConfig) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Tried:
-    """What the reward said about one answer to one row."""
+    """The reward's result for one answer to one row."""
 
     row: Row
     solution: str
     reward: float | None
-    """None: it failed, see `problem`."""
+    """None if scoring failed; see `problem`."""
     parts: dict[str, float]
     problem: str = ""
 
 
 def try_rows(config: RunConfig, rows: Sequence[Row]) -> list[Tried]:
-    """For each row the reward of its ground truth as the response, and that of an empty response.
+    """Score, for each row, its ground truth and then an empty response.
 
-    Raises RewardError when a source cannot be loaded; what fails on a row is in its `problem`.
+    Raises RewardError if a source cannot be loaded. A failure on one row is in its `problem`.
     """
 
     async def run() -> list[Tried]:

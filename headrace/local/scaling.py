@@ -1,8 +1,8 @@
-"""How many rollouters a local run has: what `headrace scale` asks for, and the runner that obeys.
+"""Scale a local run's rollouters: the request by `headrace scale`, and the runner that carries it out.
 
-The command writes `private/scale.json`; the runner looks at it once a second, starts what is missing and lets
-what is too much leave in order. A new replica takes the lowest number that is free; the highest leave first.
-Each start of a run begins with `rollout.replicas`.
+The command writes `private/scale.json`. The runner checks the file once a second, starts missing replicas
+and stops surplus ones gracefully. A new replica takes the lowest free number; the highest leave first. Each
+start of a run begins with `rollout.replicas`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from headrace.records.json_files import write_json
 from headrace.records.layout import RunLayout
 
 LARGEST = 64
-"""Rollouters on one machine; more is a slip of the hand."""
+"""Most rollouters on one machine; more is probably a typo."""
 
 
 def ask(layout: RunLayout, rollouters: int) -> None:
-    """Ask the run that is on for so many rollouters."""
+    """Request this number of rollouters from the running run."""
     write_json(layout.scale, {"rollouter": rollouters}, mode=0o600)
 
 
 def asked(layout: RunLayout) -> int | None:
-    """What was asked for last, None when nothing was. Raises ValueError for a file that says nothing."""
+    """The number requested last; None if none was. Raises ValueError for an invalid file."""
     try:
         wanted = json.loads(layout.scale.read_text())["rollouter"]
     except FileNotFoundError:
@@ -40,7 +40,7 @@ def asked(layout: RunLayout) -> int | None:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Changes whenever the file is replaced."""
+    """A value that changes whenever the file is replaced; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -49,7 +49,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class Scaling:
-    """The runner's side. `tick` once a second."""
+    """The runner's side. Call `tick` once a second."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Scaling:
         self._heard = _stamp(layout.scale)
 
     def tick(self) -> None:
-        for replica in list(self.ends.rollouter_ports):  # who has left gives its number back
+        for replica in list(self.ends.rollouter_ports):  # free the numbers of replicas that left
             if rollouter_name(replica) not in self._supervisor.children:
                 self.ends = self.ends.without_rollouter(replica)
         self._wanted -= sum(name.startswith(ROLLOUTER) for name in self._supervisor.given_up)
@@ -81,11 +81,11 @@ class Scaling:
         for _ in range(self._wanted - len(staying)):
             free = next(n for n in range(2 * LARGEST) if n not in self.ends.rollouter_ports)
             self.ends = self.ends.with_rollouter(free)
-            # The run has been going without it: it need not end if this one cannot start.
+            # Not essential: the run has worked without it, so it need not fail if this one cannot start.
             self._supervisor.add(rollouter(self._config, self._layout, self.ends, free, essential=False))
 
     def _hear(self) -> None:
-        """What was asked for since the last time; asking for the same number again is asking."""
+        """Take up a new request. A repeated request for the same number counts as new."""
         stamp = _stamp(self._layout.scale)
         if stamp == self._heard:
             return

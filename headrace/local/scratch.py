@@ -1,13 +1,12 @@
-"""The run's temporary folder: TMPDIR of everything that it starts, so that one removal leaves nothing behind.
+"""The run's temporary folder: the TMPDIR of every process it starts, so one removal cleans up everything.
 
-The sockets of the coordinator and of the bundled server lie in it. vLLM's sockets, torchrun's folders and
-whatever a reward writes lie below it, in a folder for each service, which is emptied when the service starts
-again. The guardian removes the whole once the run's last process
-is gone, however the runner ended; where the guardian was killed, too, the next start of any run of this
-user does.
+It holds the sockets of the coordinator and of the bundled server. Below it, each service has a folder for
+vLLM's sockets, torchrun's files and whatever a reward writes, which is emptied when the service restarts.
+The guardian removes the whole folder once the run's last process is gone, however the runner ended. If the
+guardian was killed too, the next start of any run of this user removes it.
 
-A folder is locked for as long as runner or guardian lives. The kernel lets go of the lock with the last of
-them, so one that can be locked belongs to nobody. Only folders with our name and owner are looked at.
+A folder is locked as long as the runner or the guardian lives. The kernel releases the lock with the last
+of them, so a folder that can be locked is unused. Only folders with our prefix and owner are considered.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from pathlib import Path
 
 PREFIX = "headrace-run-"
 _LONGEST = 30
-"""Bytes of the folder that ours is made in: a Unix socket's path ends at 107, and vLLM's name of 36 lies
-below our folder and the service's."""
+"""Longest path of the parent folder, in bytes. A Unix socket's path has at most 107 bytes, which must also
+fit our folder, the service's folder and vLLM's file name of 36 bytes."""
 
 
 _ANOTHER = f"set TMPDIR to a folder on a local disk, with a path of at most {_LONGEST} bytes"
@@ -37,17 +36,17 @@ _ANOTHER = f"set TMPDIR to a folder on a local disk, with a path of at most {_LO
 class Scratch:
     root: Path
     descriptor: int
-    """Of the folder, locked. Whoever holds a copy keeps it from being taken for a dead run's."""
+    """Descriptor of the locked folder. While any copy is open, the folder counts as in use."""
 
     def remove(self) -> None:
-        """Safe to call twice, and after the guardian."""
+        """Remove the folder. Safe to call twice, or after the guardian removed it."""
         shutil.rmtree(self.root, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
 
 
 def create() -> Scratch:
-    """A new folder, and those of dead runs are gone. Raises OSError."""
+    """Remove the folders of dead runs and create a new one. Raises OSError."""
     remove_dead()
     while True:
         parent = _parents()[0]
@@ -65,11 +64,12 @@ def create() -> Scratch:
                 f"{parent}: a folder there cannot be locked, or takes no sockets ({error}); {_ANOTHER}"
             ) from None
         if descriptor is not None:
-            return Scratch(root, descriptor)  # else another start has taken it for a dead one's
+            return Scratch(root, descriptor)
+        # Another start locked it before us, as a dead run's folder, and removes it: try again.
 
 
 def emptied(root: Path, service: str) -> Path:
-    """The service's own folder below `root`, with nothing in it."""
+    """Return the service's own folder below `root`, emptied."""
     folder = root / service
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,13 +88,16 @@ def remove_dead() -> None:
 
 
 def _parents() -> list[Path]:
-    """Where folders are made, then where others may lie. The temporary directory, if its path is short."""
+    """The directory for new folders, then others where old ones may be.
+
+    New folders go to the temporary directory if its path is short enough, otherwise to /tmp.
+    """
     asked, usual = Path(tempfile.gettempdir()), Path("/tmp")
     return list(dict.fromkeys([asked, usual] if len(os.fsencode(asked)) <= _LONGEST else [usual, asked]))
 
 
 def exposed() -> str | None:
-    """How other users could put a folder of theirs in the place of ours; None where they cannot."""
+    """Warn if other users could replace our folder with theirs; None if they cannot."""
     for folder in [(parent := _parents()[0].resolve()), *parent.parents]:
         mode = folder.stat().st_mode
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
@@ -107,7 +110,7 @@ def exposed() -> str | None:
 
 
 def _try_socket(root: Path) -> None:
-    """Raise OSError where the file system has no sockets."""
+    """Raise OSError if the file system does not support sockets."""
     file = root / "try.sock"
     with socket.socket(socket.AF_UNIX) as tried:
         tried.bind(str(file))
@@ -115,7 +118,7 @@ def _try_socket(root: Path) -> None:
 
 
 def elsewhere() -> str | None:
-    """What to tell whoever has named a directory that our folders cannot lie in; None where they do."""
+    """Warn if TMPDIR names a directory whose path is too long for our folders; None if it is usable."""
     asked, used = Path(tempfile.gettempdir()), _parents()[0]
     if asked == used:
         return None
@@ -135,8 +138,10 @@ def _ours(parent: Path) -> Iterator[Path]:
 
 
 def _locked(root: Path) -> int | None:
-    """A descriptor that holds the lock of the folder; None when it is somebody's, or gone. Raises OSError
-    where the file system knows no locks."""
+    """Lock the folder and return the descriptor; None if it is in use or gone.
+
+    Raises OSError if the file system does not support locks.
+    """
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:

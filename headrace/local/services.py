@@ -1,4 +1,4 @@
-"""The services of a run as commands: what is started, in which order, with which environment."""
+"""The services of a run: their commands, start order and environment."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ REDIS_SOCKET, COORDINATOR_SOCKET = "valkey.sock", "coordinator.sock"
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where everything listens, with the secrets: they go to files in `private/` only.
+    """Addresses of all services, and the secrets, which are written only to files in `private/`.
 
-    What is sent a secret, the bundled server and the coordinator, listens on Unix sockets in a folder that
-    other users cannot enter: they could take the port of one that has crashed.
+    The bundled server and the coordinator are sent secrets. They listen on Unix sockets in a folder that
+    other users cannot enter, because another user could take over the TCP port of a crashed server.
     """
 
     run: str
     redis_url: str
     external_redis: bool
     redis_password: str = field(repr=False)
-    """Of the bundled server."""
+    """Password of the bundled server."""
     sockets: Path = Path()
-    """The folder of the Unix sockets, whose path is short enough for them."""
+    """Folder of the Unix sockets. Its path is short enough for the kernel's limit on socket paths."""
     host: str = valkey_server.HOST
     queue_port: int = 0
     coordinator_port: int = 0
-    """0 where the coordinator listens on its Unix socket."""
+    """0 if the coordinator listens on its Unix socket."""
     coordinator_metrics_port: int = 0
     rollouter_ports: Mapping[int, int] = field(default_factory=dict)
     """Port of each replica, by its number."""
@@ -58,7 +58,7 @@ class Endpoints:
 
     @property
     def redis_socket(self) -> Path:
-        """Of the bundled server."""
+        """Unix socket of the bundled server."""
         return self.sockets / REDIS_SOCKET
 
     @property
@@ -73,7 +73,7 @@ class Endpoints:
 
     @property
     def metrics(self) -> dict[str, str]:
-        """host:port of each service's `/metrics`, by its name."""
+        """host:port of each service's `/metrics`, by service name."""
         ports = {
             "trainer": self.trainer_port,
             "coordinator": self.coordinator_metrics_port,
@@ -83,7 +83,7 @@ class Endpoints:
         return {name: f"{self.host}:{port}" for name, port in ports.items()}
 
     def with_rollouter(self, replica: int) -> Endpoints:
-        """The same with a port for one replica more."""
+        """A copy with a port for one more replica."""
         return replace(self, rollouter_ports={**self.rollouter_ports, replica: free_port(self.host)})
 
     def without_rollouter(self, replica: int) -> Endpoints:
@@ -92,11 +92,13 @@ class Endpoints:
 
 
 def choose_endpoints(config: RunConfig, sockets: Path, token: str, redis_password: str) -> Endpoints:
-    """Free ports where the configuration names none, and Unix sockets in the folder `sockets`; they stay the
-    same over restarts of a service."""
+    """Choose free ports where the configuration names none, and Unix sockets in the folder `sockets`.
+
+    The addresses stay the same when a service restarts.
+    """
     host = config.services.host
     external = config.redis.url
-    # Under TLS a certificate tells who is there, and names a host.
+    # TLS needs a port: the certificate proves who listens, and it names a host.
     coordinator_port = config.services.coordinator_port or (free_port(host) if tls.files() else 0)
     return Endpoints(
         run=config.name,
@@ -123,21 +125,21 @@ def rollouter_name(replica: int) -> str:
 
 
 def part(name: str) -> str:
-    """Which part a service is: `rollouter` for `rollouter-0`."""
+    """The kind of a service: `rollouter` for `rollouter-0`."""
     return "rollouter" if name.startswith(ROLLOUTER) else name
 
 
 def service_names(config: RunConfig) -> list[str]:
-    """What the runner starts, in order."""
+    """Names of the services that the runner starts, in order."""
     rollouters = [rollouter_name(replica) for replica in range(config.rollout.replicas)]
     bundled = [] if config.redis.url else ["valkey"]
     return [*bundled, "coordinator", "queue", *rollouters, "trainer"]
 
 
 def stop_groups(names: list[str]) -> list[list[str]]:
-    """The order of an orderly stop, without the bundled server, which is last of all.
+    """The order of a graceful stop. The bundled server is left out; it stops last.
 
-    Rollouters park and the trainer saves at the same time: neither needs the other for it.
+    Rollouters park while the trainer saves: neither needs the other.
     """
     rollouters = [name for name in names if name.startswith(ROLLOUTER)]
     return [[*rollouters, "trainer"], ["coordinator"], ["queue"], [PROMETHEUS]]
@@ -146,7 +148,7 @@ def stop_groups(names: list[str]) -> list[list[str]]:
 def service_table(
     config: RunConfig, layout: RunLayout, ends: Endpoints, environ: Mapping[str, str] = os.environ
 ) -> list[Service]:
-    """Every service of the run. All start at once but for the server: each waits for what it needs."""
+    """Every service of the run. All but the server start at once; each waits for what it needs."""
     env = _environment(layout, ends, environ)
     host, configured = ends.host, ("--config", str(layout.config))
     port = ends.coordinator_port
@@ -197,7 +199,7 @@ def rollouter(
     environ: Mapping[str, str] = os.environ,
     essential: bool = True,
 ) -> Service:
-    """One replica, which has its port in `ends`."""
+    """One rollouter replica. Its port must be in `ends`."""
     port = ends.rollouter_ports[replica]
     return _module(
         layout,
@@ -209,7 +211,7 @@ def rollouter(
             "OMP_NUM_THREADS": str(config.rollout.engine.omp_threads),
             "VLLM_CPU_OMP_THREADS_BIND": environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
         },
-        # Not /readyz: weights come with the trainer, whose start says nothing about this one.
+        # Not /readyz: that waits for weights from the trainer, which may be slow to start.
         ready=lambda: http_ok(f"http://{ends.host}:{port}/connectedz"),
         essential=essential,
     )
@@ -217,7 +219,7 @@ def rollouter(
 
 def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str]) -> dict[str, str]:
     return {
-        **without_secrets(environ),  # those of a run in a cluster, say
+        **without_secrets(environ),  # drop those of another run, e.g. one in a cluster
         **{SECRET_FILES[name]: str(_secret_file(layout, name)) for name in _secrets(ends)},
         "HEADRACE_COORDINATOR": ends.coordinator,
         "HEADRACE_RUN_DIR": str(layout.root),
@@ -225,7 +227,7 @@ def _environment(layout: RunLayout, ends: Endpoints, environ: Mapping[str, str])
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
         "PYTHONUNBUFFERED": "1",
-        # NCCL takes any interface but this one by itself.
+        # NCCL never chooses the loopback interface by itself.
         **({NCCL_INTERFACE: LOOPBACK_INTERFACE} if is_loopback(ends.host) else {}),
     }
 
@@ -239,7 +241,7 @@ def _secret_file(layout: RunLayout, name: str) -> Path:
 
 
 def write_secrets(layout: RunLayout, ends: Endpoints) -> None:
-    """Write the files in which the services find their secrets; before any of them is started."""
+    """Write the files from which the services read their secrets. Call before any service starts."""
     for name, value in _secrets(ends).items():
         file = _secret_file(layout, name)
         file.unlink(missing_ok=True)
@@ -282,7 +284,7 @@ def _valkey(config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[
 
 
 def accepts(where: Path | tuple[str, int]) -> bool:
-    """Whether something accepts connections on this Unix socket, or on host and port."""
+    """Whether something accepts connections on a Unix socket, or on (host, port)."""
     try:
         if isinstance(where, Path):
             with socket.socket(socket.AF_UNIX) as probe:
@@ -296,20 +298,20 @@ def accepts(where: Path | tuple[str, int]) -> bool:
 
 
 def http_ok(url: str) -> bool:
-    """Whether GET answers 200. Proxies of the environment are not used."""
+    """Whether GET answers 200. Proxies in the environment are ignored."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=_PROBE_S) as answer:
             return bool(answer.status == 200)
     except (OSError, ValueError, urllib.error.URLError):
         return False
-    except Exception:  # http.client's own exceptions, for an answer cut short
+    except Exception:  # http.client raises its own exceptions for a truncated answer
         return False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run amounts to; `headrace run --dry-run` prints it."""
+    """The size of a run; `headrace run --dry-run` prints it."""
 
     updates: int
     syncs: int

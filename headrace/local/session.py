@@ -1,10 +1,10 @@
 """One start of a run, from the first process to the summary.
 
-Ends in one of three ways, each of which stops every process and writes `summary.json`:
+It ends in one of three ways. Each stops every process and writes `summary.json`:
 
-    completed   the trainer exited 0                          exit code 0
+    completed   the trainer exited with code 0                exit code 0
     stopped     Ctrl-C or SIGTERM; can be resumed             exit code 130
-    failed      a service is beyond its restarts              exit code 1
+    failed      a service has used up its restarts            exit code 1
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TICK_S = 1.0
 _FAIL_GRACE_S = 5.0
 _LOG_LINES = 20
 _LAST_READING_S = 120.0
-"""Of the audit of millions of samples."""
+"""The audit at the end may read millions of samples."""
 _STARTING = (State.WAITING, State.STARTING, State.BACKOFF)
 
 
@@ -96,7 +96,7 @@ class Session:
         resume_command: str,
         prometheus: LocalPrometheus | None = None,
     ) -> None:
-        """`config` as asked for: paths absolute, `demo:` names not resolved yet."""
+        """`config` is as requested: paths are absolute, `demo:` names are not resolved yet."""
         self.prometheus = prometheus
         self.requested = config
         self.config = config
@@ -118,7 +118,10 @@ class Session:
         self._written_pids: dict[str, int] = {}
 
     def run(self) -> int:
-        """Everything; returns the exit code. Raises ConfigError for what shows only with the demo made."""
+        """Run from start to summary; return the exit code.
+
+        Raises ConfigError for problems that only show once the demo's files exist.
+        """
         self._scratch = scratch.create()
         ready = assets.demo_ready(self.config)
         if not ready and not self._prepare_demo():
@@ -159,7 +162,7 @@ class Session:
         return self._stop_on_request(supervisor)
 
     def close(self) -> None:
-        """Leave no process behind. Safe after any error."""
+        """Stop every process that is left. Safe after any error."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -198,7 +201,7 @@ class Session:
         return True
 
     def _supervise(self, supervisor: Supervisor) -> Completed | Failed | None:
-        """Until the run is complete, has failed, or is asked to stop (None)."""
+        """Poll until the run completes, fails, or is asked to stop (None)."""
         while not self.signals.count:
             outcome = supervisor.poll()
             if outcome is not None:
@@ -210,8 +213,10 @@ class Session:
         return None
 
     def _tick(self, supervisor: Supervisor) -> None:
-        """Once a second: the number of rollouters is set right; what is new goes to the display, to the
-        memory record and to endpoints.json."""
+        """Scale the rollouters, then update endpoints.json, the memory record and the display.
+
+        Called once a second.
+        """
         if self._scaling is not None:
             self._scaling.tick()
             self._ends = self._scaling.ends
@@ -221,14 +226,14 @@ class Session:
         if pids != self._written_pids and self._ends is not None:
             try:
                 write_json(self.layout.endpoints, endpoints_json(self._ends, pids), mode=0o600)
-            except DiskFull as error:  # the services can do without it; tried again at the next change
+            except DiskFull as error:  # the services do not need the file; the next change retries
                 self.display.note(str(error))
             self._written_pids = pids
         self.progress.add_rows(self._tail.new_rows(), time.monotonic())
         self.progress.read_scores(self.layout.eval)
         self.progress.stats = self._watch.stats if self._watch else None
         self.progress.services = {c.name: str(c.state) for c in supervisor.children.values()}
-        if self.progress.arrivals:  # training has begun: starting up would look like a leak
+        if self.progress.arrivals:  # not before training: memory growth at startup would look like a leak
             self.memory.sample(pids)
         self.display.phase(phase_text(supervisor, self.progress))
         self.display.update(self.progress)
@@ -247,11 +252,11 @@ class Session:
             return self._end("completed", None)
         if trainer.starts and trainer.exit_code not in (EX_STOPPED, None):
             how = describe_exit("the trainer", trainer.exit_code)
-            self.display.note(f"{how} before it saved; the run will go on from its last checkpoint")
+            self.display.note(f"{how} before it saved; the run will resume from its last checkpoint")
         return self._end("stopped", None)
 
     def _stop_in_order(self, supervisor: Supervisor, hurry_at: int) -> None:
-        """Whoever has something to save first; the server stays for the last reading."""
+        """Stop the services that have something to save first; keep the server for the last reading."""
         grace = self.config.services.stop_timeout_s
         for group in stop_groups(list(supervisor.children)):
             supervisor.stop(group, grace, hurry=lambda: self.signals.count >= hurry_at)
@@ -273,9 +278,10 @@ class Session:
         return self._end("failed", failed.reason)
 
     def _end(self, status: str, reason: str | None) -> int:
-        """Read the ledger a last time, stop its server, write and show the summary.
+        """Read the ledger a last time, stop its server, then write and show the summary.
 
-        A ledger that went back by then proves nothing: the run has failed, whatever its trainer says."""
+        A ledger that has gone back proves nothing, so the run has failed even if the trainer completed.
+        """
         stats, report, went_back = self._last_reading()
         if went_back and status != "failed":
             status, reason = "failed", went_back
@@ -324,8 +330,10 @@ class Session:
         return f"next: continue with: {self.resume_command}"
 
     def _last_reading(self) -> tuple[Stats | None, RunAudit | None, str]:
-        """The ledger's statistics and the audit, what was read last when the server is gone already, and why
-        neither counts if the ledger went back."""
+        """Return the ledger's statistics, the audit, and why neither counts if the ledger went back.
+
+        If the server is already gone, return the last statistics read and no audit.
+        """
         seen = self._watch.stats if self._watch else None
         marks = self._watch.seen if self._watch else Marks()
         if self._watch is not None:
@@ -344,13 +352,13 @@ class Session:
         except LedgerWentBack as error:
             return seen, None, str(error)
         except (LedgerError, redis.RedisError, OSError) as error:
-            if seen is not None:  # otherwise no ledger was ever begun
+            if seen is not None:  # otherwise there never was a ledger
                 self.display.note(f"the ledger could not be read at the end: {error}")
             return seen, None, ""
 
 
 def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
-    """`private/endpoints.json`: where a live run is reached. Holds secrets."""
+    """Content of `private/endpoints.json`: the addresses of a live run. Contains secrets."""
     return {
         "run": ends.run,
         "redis_url": ends.redis_url,
@@ -365,7 +373,7 @@ def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
 
 
 def phase_text(supervisor: Supervisor, progress: Progress) -> str:
-    """What the run waits for now; empty while it trains undisturbed."""
+    """What the run is waiting for, or that it is training."""
     pending = [c for c in supervisor.children.values() if c.state in _STARTING]
     if pending:
         stage = min(c.service.stage for c in pending)

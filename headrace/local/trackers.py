@@ -11,7 +11,7 @@ from headrace.records.trackers import wanted
 
 
 def problems(config: RunConfig) -> Iterator[str]:
-    """What is wrong with the run's trackers. A shipped one imports nothing of its package."""
+    """Problems with the run's trackers. Our own trackers do not import their packages for this."""
     for name in wanted(config):
         try:
             yield from TRACKERS.get(name).problems(config)
@@ -24,4 +24,4 @@ def warnings(config: RunConfig) -> Iterator[str]:
         try:
             yield from TRACKERS.get(name).warnings(config)
         except UserCodeError:
-            continue  # a problem already
+            continue  # reported by `problems`

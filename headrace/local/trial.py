@@ -1,10 +1,10 @@
-"""Try model, data and reward of a configuration, without a run: `python -m headrace.local.trial`.
+"""Try the model, data and reward of a configuration without a run: `python -m headrace.local.trial`.
 
-Reads a resolved configuration as JSON from standard input and writes one JSON object a line, a section each,
-as soon as it is known, so that a caller who loses patience knows how far it came. A process of its own,
-because it imports torch, transformers and vLLM and runs the code of the model and of the reward.
+Reads a resolved configuration as JSON from standard input. Writes one line of JSON per section as soon as
+the section is done, so a caller that times out knows how far it got. It runs in a separate process because
+it imports torch, transformers and vLLM and runs the code of the model and of the reward.
 
-The calls into data and reward are the functions under "seams".
+The functions under "seams" make all calls into data.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from headrace.service.module_command import module_command
 from headrace.service.spawn import die_with
 
 MOST_PROMPTS = 5000
-"""Prompts of each kind that are tokenised here; the queue service tokenises all of them at the start."""
+"""Most prompts tokenised here, for each of training and held-out data. The queue service tokenises all of
+them when it starts."""
 REWARD_ROWS = 3
-"""Rows that the reward is tried on."""
+"""Rows on which the reward is tried."""
 
 SECTIONS = ("model", "data", "reward")
 
@@ -41,7 +42,7 @@ SECTIONS = ("model", "data", "reward")
 
 
 def _rows(config: RunConfig) -> dict[str, Rows]:
-    """By key. Raises DataError."""
+    """Training and held-out rows, by key. Raises DataError."""
     return {"train_files": read_train(config.data), "val_files": read_held_out(config.data)}
 
 
@@ -60,7 +61,7 @@ def _prompts(config: RunConfig, tokenizer: Any, rows: list[Row]) -> Prompts:
 
 
 class Trial:
-    """The sections in order; each may use what the ones before it have loaded."""
+    """Checks the sections in order; each may use what earlier ones loaded."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -132,25 +133,25 @@ class Trial:
 
 
 def main() -> None:
-    # What the user's code prints goes to standard error; the results have standard output to themselves.
+    # Standard output is for results alone, so redirect what the user's code prints to standard error.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     trial = Trial(RunConfig.model_validate_json(sys.stdin.buffer.read()))
     for name in SECTIONS:
         try:
             found: Checked = getattr(trial, name)()
-        except Exception as error:  # said rather than thrown: the other sections are worth having
+        except Exception as error:  # report it and continue: the other sections are still useful
             found = Checked(problems=[f"{name}: could not be checked: {error!r}"])
         out.write(json.dumps({"section": name, **asdict(found)}) + "\n")
         out.flush()
-    os._exit(0)  # not held up by threads that the user's modules started
+    os._exit(0)  # do not wait for threads that the user's modules started
 
 
 # -- the caller's side --------------------------------------------------------------------------------
 
 
 def run(config: RunConfig, timeout_s: float) -> dict[str, Checked]:
-    """The sections that were reached within `timeout_s`; the first that was not has that as its problem."""
+    """Return the sections that finished within `timeout_s`, and a problem for the first that did not."""
     folder = scratch.create()
     late = False
     try:
@@ -175,11 +176,11 @@ def run(config: RunConfig, timeout_s: float) -> dict[str, Checked]:
             process.kill()
             written, said = process.communicate()
         finally:
-            process.kill()  # nobody waits for it after Ctrl-C
+            process.kill()  # after Ctrl-C it would outlive us
     finally:
         folder.remove()
     sections: dict[str, Checked] = {}
-    for line in written.split("\n")[:-1]:  # one that was cut short does not count
+    for line in written.split("\n")[:-1]:  # a truncated last line does not count
         read = json.loads(line)
         name = read.pop("section")
         sections[name] = Checked(**read)

