@@ -1,4 +1,4 @@
-"""`headrace audit`: is every issued sample in exactly one place, and was each trained one trained once?"""
+"""`headrace audit`: check that every issued sample is in exactly one place and was trained at most once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from headrace.system.terminal import one_line
 
 EXIT_UNBALANCED, EXIT_USAGE = 1, 2
 SHOWN = 20
-"""Problems that are printed without `--all`."""
+"""Most problems printed without `--all`."""
 
 
 DESCRIPTION = (
     "Check that every issued sample is in exactly one place, and that the ledger, trained.jsonl, sync.jsonl "
     "and the checkpoints agree on what was trained and committed, id by id. Reads the run's server if it is "
-    "up, else starts the bundled server on the run's files. Of a run that is on or was cut off, differences "
-    "that have a reason are told with it. Exit code 1 for any other."
+    "up, else starts the bundled server on the run's files. For a run that is running or was cut off, "
+    "differences that have a reason are listed with it. Exit code 1 for any other."
 )
 
 EXIT_CODES = {
@@ -37,16 +37,16 @@ EXIT_CODES = {
 JSON = {
     "run": "name",
     "balanced": "whether nothing is wrong: `problems` is empty",
-    "issued_total": "samples that were ever issued",
+    "issued_total": "samples issued in all",
     "counts": "samples by state",
     "tokens": "by state: `samples`, `mean` and `largest` of their groups' tokens, where known",
     "lineages": "starts of the trainer",
-    "steps": "of the path to the present weights",
+    "steps": "of the path to the current weights",
     "trained_once": "samples on that path",
     "taken_back": "samples of steps that a later start took back",
     "problems": "one sentence each, all of them",
     "explained": "differences that have a reason, one sentence each",
-    "kept": "finished and parked samples that new trainers have kept, by the state they were found in",
+    "kept": "finished and parked samples that restarted trainers kept, by the state they were in",
 }
 
 
@@ -83,7 +83,7 @@ def audit(name: str, runs_dir: Path, *, as_json: bool = False, show_all: bool = 
 
 
 def _lines(run: str, done: RunAudit, show_all: bool) -> list[str]:
-    """For people."""
+    """The result as lines of text."""
     report = done.ledger
     out = [report.states_text(), balance_line(report.issued_total, report.counts, report.balanced)]
     out += kept_lines(done.reading.kept)
@@ -106,7 +106,7 @@ NEXT = (
 
 
 def facts(run: str, done: RunAudit) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The output of `--json`."""
     report, path = done.ledger, done.path
     return {
         "run": run,

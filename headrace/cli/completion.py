@@ -1,4 +1,4 @@
-"""`headrace completion`: what a shell needs to complete commands, options, files and names of runs."""
+"""`headrace completion`: print shell completion for commands, options, files and run names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def script(shell: str) -> str:
 
 
 def _mark(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
-    """Say of each argument what it takes."""
+    """Set how each argument completes."""
     import shtab
 
     for action in parser._actions:

@@ -1,4 +1,4 @@
-"""`headrace convert-config`: a configuration of verl's as one of ours, and what has no counterpart."""
+"""`headrace convert-config`: convert a verl configuration, and list keys without a counterpart."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 DESCRIPTION = (
-    "Read a configuration of verl's (YAML, interpolations included) and write ours. Where verl would take "
-    "another default than we do, verl's is written out. What has no counterpart is listed."
+    "Convert a verl configuration (YAML, interpolations included) to one of ours. Where verl's default "
+    "differs from ours, verl's is written out. Keys without a counterpart are listed."
 )
 
 EXIT_CODES = {
-    0: "converted; what has no counterpart and what is still to be set is listed",
-    2: "the file or an override cannot be read, or the file of `--out` is there already",
+    0: "converted; keys without a counterpart and keys still to be set are listed",
+    2: "the file or an override cannot be read, or the file of `--out` exists already",
 }
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, help="configuration of verl's (YAML)")
+    parser.add_argument("config", type=Path, help="verl configuration (YAML)")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="verl's keys that its command line sets"
+        "overrides", nargs="*", metavar="key.path=value", help="verl keys set on its command line"
     )
     parser.add_argument("--out", type=Path, help="write the configuration there (default: print it)")
 
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def render(values: dict[str, Any], defaults: dict[str, Any], source: str) -> str:
-    """The YAML file; lines that verl's file does not say are marked."""
+    """The YAML file. Lines that come from verl's defaults are marked."""
     import yaml
 
     nested: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def render(values: dict[str, Any], defaults: dict[str, Any], source: str) -> str
 
 
 def report(converted: Any) -> list[str]:
-    """What a person has to know and to do."""
+    """The report for the user: what was converted, left out, and is still to be set."""
     from pydantic import ValidationError
 
     from headrace.config.loading import describe

@@ -1,4 +1,4 @@
-"""`headrace data`: read, check and tokenise the data of a configuration, and show what the engine gets."""
+"""`headrace data`: read, check and tokenise a configuration's data, and show the engine's input."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from headrace.data.prompts import Prompts, Tokenizer
 
 DESCRIPTION = (
-    "Read, check and tokenise the data as a run would, by the same code, and print what there is. With "
-    "--show N: the first N prompts in the order in which they are issued, exactly as the engine gets them, "
-    "token by token. Nothing is started."
+    "Read, check and tokenise the data with the same code as a run, and print statistics. With --show N, "
+    "also print the first N prompts in the order of issue, exactly as the engine gets them, token by token. "
+    "Nothing is started."
 )
 
 JSON = {
     "train": "`prompts`, `by_source`, `tokens` (min, median, max), `left_out` and `cut` of the training data",
-    "val": "the same of the held-out data",
-    "shares": "of the training entries, where they have weights",
-    "prompts": "those that `--show` asks for, token by token",
+    "val": "the same for the held-out data",
+    "shares": "of the training entries, if they have weights",
+    "prompts": "the prompts requested with `--show`, token by token",
 }
 
 

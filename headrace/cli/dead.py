@@ -1,4 +1,4 @@
-"""`headrace dead`: the samples that were given up, and their way back."""
+"""`headrace dead`: list the samples that were given up, and requeue them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PAGE = 200
 
 DESCRIPTION = (
     "Show the samples of a run that were given up: why, after how many failures, the prompt, and the "
-    "traceback. --requeue sends them back to their start with their failures forgiven: while the run is on "
-    "they are generated and trained like any other; of a run that has ended when it is started again. Exit "
+    "traceback. --requeue sends them back to the start and resets their failures. A running run then "
+    "generates and trains them like any other; a run that has ended does so when it is started again. Exit "
     "code 1 if some could not be sent back."
 )
 
@@ -39,7 +39,7 @@ JSON = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)
     parser.add_argument(
-        "--requeue", nargs="*", metavar="ID", help="send these back to their start; all when none is named"
+        "--requeue", nargs="*", metavar="ID", help="send these back to the start; all if none is named"
     )
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="show at most N (default: %(default)s; 0 for all)"
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     told = parser.error
 
     def error(message: str) -> NoReturn:
-        """`--requeue RUN` takes the run for a sample."""
+        """Explain the order: argparse takes the run in `--requeue RUN` for a sample."""
         hint = "; it goes before --requeue: headrace dead RUN --requeue [ID ...]"
         told(message + hint if message.endswith("required: run") else message)
 
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _read(found: RunLedger) -> list[DeadSample]:
-    """All of them, in order of issue."""
+    """All dead samples, in order of issue."""
     dead: list[DeadSample] = []
     while page := found.ledger.run(ops.dead(len(dead), _PAGE)):
         dead += page
@@ -85,8 +85,7 @@ def _read(found: RunLedger) -> list[DeadSample]:
 
 
 def _requeue(found: RunLedger, layout: RunLayout, ids: Sequence[str], *, as_json: bool) -> int:
-    """Send `ids`, or all that are dead, back. While the run is on the ledger refuses what would not be
-    trained any more."""
+    """Requeue `ids`, or all dead samples. A running run's ledger refuses samples it would no longer train."""
     wanted = list(dict.fromkeys(ids)) or [sample.sample_id for sample in _read(found)]
     verdicts = {i: found.ledger.run(ops.requeue_dead(i, ended=not found.is_on)) for i in wanted}
     back = [i for i, verdict in verdicts.items() if verdict is Verdict.OK]
@@ -113,7 +112,7 @@ def _requeue(found: RunLedger, layout: RunLayout, ids: Sequence[str], *, as_json
 
 
 def _no_longer_complete(layout: RunLayout, count: int) -> None:
-    """`headrace run` leaves a complete run alone: this one has something to do again."""
+    """Mark a completed run as stopped; otherwise `headrace run` would have nothing to do."""
     summary = layout.read_summary()
     if summary is not None and summary.get("status") == "completed":
         reason = f"{count} dead samples were requeued after the run had completed"
@@ -162,7 +161,7 @@ def _count(samples: Sequence[Any]) -> str:
 
 
 def _decoder(layout: RunLayout) -> Callable[[bytes], str]:
-    """Prompts as text, with special tokens; their number of tokens where the tokenizer cannot be read."""
+    """Return a decoder of prompts to text with special tokens, or to a token count without a tokenizer."""
     tokenizer: Any = None
     try:
         from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""`headrace export`: a checkpoint as a Hugging Face model directory."""
+"""`headrace export`: write a checkpoint as a Hugging Face model directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-pickle",
         action="store_true",
-        help="take a checkpoint of an earlier release, whose metadata is a pickle: code in it is run",
+        help="accept a checkpoint of an earlier release, whose metadata is a pickle; code in it is executed",
     )
 
 
@@ -34,8 +34,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def export(name: str, runs_dir: Path, step: int | None, out: Path, trust_pickle: bool = False) -> int:
-    """The command; returns the exit code. `step` None: the newest checkpoint. `trust_pickle`: also one of an
-    earlier release, at the price of running what its metadata says."""
+    """The command; returns the exit code.
+
+    `step`: None takes the newest checkpoint. `trust_pickle`: accept a checkpoint of an earlier release, and
+    run the code in its metadata.
+    """
     layout = find_run(name, runs_dir)
     if layout is None:
         print(no_run(name, runs_dir), file=sys.stderr)
@@ -51,7 +54,7 @@ def export(name: str, runs_dir: Path, step: int | None, out: Path, trust_pickle:
         )
         return EXIT_USAGE
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        print(f"headrace: {out} is there already and not empty; choose another --out", file=sys.stderr)
+        print(f"headrace: {out} exists and is not empty; choose another --out", file=sys.stderr)
         return EXIT_USAGE
     checkpoint = there[max(there) if step is None else step]
     from headrace_trainer.checkpoints.export import export_checkpoint  # torch takes seconds to import

@@ -1,6 +1,6 @@
-"""The ledger of a run for a command: at its server while that is up, else on the run's files.
+"""Open the ledger of a run for a command: on the run's server if it is up, otherwise on the run's files.
 
-In a cluster the server is always up, and the environment of the pods names it.
+In a cluster the server is always up; the pods' environment names it.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _TIMEOUT_S = 60.0
 
 
 class NoLedger(LedgerError):
-    """There is none, or not yet."""
+    """There is no ledger, or none yet."""
 
 
 class LostLedger(NoLedger):
-    """The files of the bundled server are not there: the run never got that far, or they are gone."""
+    """The bundled server's files are missing: the run never got that far, or they are gone."""
 
 
 @dataclass(frozen=True)
 class RunLedger:
     ledger: SyncLedger
     is_on: bool
-    """Whether a runner is there. If not, none can start until the command has ended. A run in a cluster
-    always counts as on: nothing keeps its trainer from starting."""
+    """Whether the run has a runner. If not, none can start until the command ends. A run in a cluster
+    always counts as running: nothing prevents its trainer from starting."""
     in_cluster: bool = False
 
 
 @contextlib.contextmanager
 def ledger_of(layout: RunLayout) -> Iterator[RunLedger]:
-    """The run's ledger. The bundled server is started on the files of a run that has ended.
+    """Open the run's ledger. For a run that has ended, start the bundled server on its files.
 
     Raises ConfigError, NoLedger, LedgerError, ValkeyError, RunInUseError.
     """
@@ -84,7 +84,7 @@ def ledger_of(layout: RunLayout) -> Iterator[RunLedger]:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for the server's socket, as a run has one."""
+    """A temporary folder for the server's socket, like a run's."""
     made = scratch.create()
     try:
         yield made.root

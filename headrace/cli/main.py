@@ -1,11 +1,11 @@
-"""The `headrace` command: foreseeable errors come without a traceback.
+"""The `headrace` command. Expected errors are printed without a traceback.
 
-Exit codes: 0 done; 1 the run failed or the ledger does not balance; 2 the command, the configuration or
-its surroundings are at fault; 130 stopped by Ctrl-C or SIGTERM.
+Exit codes: 0 success; 1 the run failed or the ledger does not balance; 2 the command line, the configuration
+or the environment is wrong; 130 stopped by Ctrl-C or SIGTERM.
 
 Each command is a module with `DESCRIPTION`, `arguments(parser)` and `main(args)`, which returns the exit
-code; `EXIT_CODES` and `JSON` are for docs/cli.md (`headrace.reference.cli`). Only the module of the command
-that was asked for is imported.
+code. `EXIT_CODES` and `JSON` are for docs/cli.md (`headrace.reference.cli`). Only the requested command's
+module is imported.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 130
 COMMANDS = {
     "run": "train on this machine",
     "validate": "check everything without starting anything",
-    "data": "what a run would train on: counts, lengths, and prompts token by token",
-    "convert-config": "a configuration of verl's as one of ours",
-    "modes": "what a configuration amounts to",
-    "status": "how a run is doing",
-    "scale": "more or fewer rollouters while a run is on",
-    "tune": "another staleness threshold or sync interval while a run is on",
-    "dead": "samples that were given up, and their way back",
+    "data": "show the data a run would train on: counts, lengths, and prompts token by token",
+    "convert-config": "convert a verl configuration",
+    "modes": "show the mode of a configuration and its bounds",
+    "status": "show the state of a run",
+    "scale": "change the number of rollouters during a run",
+    "tune": "change the staleness threshold or sync interval during a run",
+    "dead": "list the samples that were given up, or requeue them",
     "audit": "check that every sample of a run is accounted for",
-    "samples": "prompts, responses and rewards that were trained",
-    "report": "a page that shows how runs went",
-    "trace": "the timeline of a run, for Perfetto",
-    "export": "a checkpoint as a Hugging Face model",
-    "completion": "completion of commands and runs for your shell",
+    "samples": "show prompts, responses and rewards that were trained",
+    "report": "write an HTML report about runs",
+    "trace": "write the timeline of a run for Perfetto",
+    "export": "export a checkpoint as a Hugging Face model",
+    "completion": "print completion of commands and runs for your shell",
 }
-"""Every command with its line in the help; `-` in a name is `_` in its module's."""
+"""Every command with its help line. `-` in a command's name is `_` in its module's name."""
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The command line. `only`: the one command whose arguments are wanted; None for those of all."""
+    """The command-line parser. `only`: the one command to add arguments for; None adds all commands'."""
     top = argparse.ArgumentParser(
         prog="headrace",
         description="Fully asynchronous RL post-training for language models.",
-        epilog="`headrace COMMAND --help` tells more about a command.",
+        epilog="`headrace COMMAND --help` describes a command.",
     )
     top.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -62,7 +62,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments. Overrides may stand before and after options (argparse alone takes one place only)."""
+    """Parse the command line. Overrides may come before and after options, which argparse cannot do alone."""
     from headrace.config.loading import is_file_name
 
     words = sys.argv[1:] if argv is None else list(argv)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = EXIT_STOPPED
-    except BrokenPipeError:  # `| head` has had enough; what is still in the buffer goes nowhere
+    except BrokenPipeError:  # e.g. `| head` has exited: discard the rest of the buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_FAILED
     sys.exit(code)

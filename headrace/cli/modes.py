@@ -1,4 +1,4 @@
-"""`headrace modes`: what a configuration amounts to."""
+"""`headrace modes`: show the mode of a configuration and its bounds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ JSON = {
     "mode": "derived from the parameters, or as set",
     "samples_per_update": "R × M",
     "samples_per_sync": "S × R × M",
-    "max_required": "samples started and not yet left behind by a sync, at most",
-    "largest_version_gap": "of a trained sample; null: no bound",
+    "max_required": "most samples started and not yet left behind by a sync",
+    "largest_version_gap": "of a trained sample; null: unbounded",
     "off_policy_steps": "optimizer steps before the last one within a window",
     "warnings": "one sentence each",
 }

@@ -1,4 +1,4 @@
-"""Arguments that several commands have in common."""
+"""Arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def configuration(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="key.path=value",
-        help="change a key, e.g. rollout.n=4 or trainer.resume=never; the value is YAML. The name of a "
-        "further YAML file (configs/modes/one_step_off.yaml) changes every key in it",
+        help="change a key, e.g. rollout.n=4 or trainer.resume=never; the value is YAML. The name of "
+        "another YAML file (configs/modes/one_step_off.yaml) sets every key in it",
     )
 
 
@@ -33,7 +33,7 @@ def runs(parser: argparse.ArgumentParser) -> None:
 
 def runs_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), help="where runs lie (default: %(default)s)"
+        "--runs-dir", type=Path, default=Path("runs"), help="directory of the runs (default: %(default)s)"
     )
 
 
@@ -42,14 +42,14 @@ def as_json(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """The type of a number of things."""
+    """Argument type of a count: an integer, 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not possible; give 1 or more")
     return int(text)
 
 
 def above_zero(text: str) -> float:
-    """The type of a duration or a size."""
+    """Argument type of a duration or a size: a finite number above 0."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`headrace report`: one HTML page about one run, or several side by side."""
+"""`headrace report`: write one HTML page about one run, or several side by side."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EXIT_USAGE = 2
 
 DESCRIPTION = (
     "Write one HTML page that shows how runs went: scores, idle time, phases, staleness, lengths, queue, "
-    "sync, policy, samples, and what was configured differently. The page needs no network. Works on a run "
-    "that is on, too."
+    "sync, policy, samples, and what was configured differently. The page needs no network. Works during a "
+    "run, too."
 )
 
 

@@ -1,4 +1,4 @@
-"""`headrace run`: check, decide whether to begin or to continue, run, report."""
+"""`headrace run`: check, start or resume the run, supervise it, report."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from headrace.records.json_files import read_rows
 from headrace.records.layout import RunInUseError, RunLayout, RunLock
 
 EXIT_USAGE = 2
-_TRAIN_ANEW = "to train anew, add trainer.resume=never (keeps this one aside) or name=..."
+_TRAIN_AGAIN = "to train again, add trainer.resume=never (keeps this one aside) or name=..."
 
 DESCRIPTION = (
-    "Run every service on this machine until training is complete. Ctrl-C stops in order, so that "
-    "the same command continues; a second Ctrl-C kills at once."
+    "Run every service on this machine until training is complete. Ctrl-C stops gracefully; the same "
+    "command then resumes the run. A second Ctrl-C kills at once."
 )
 
 EXIT_CODES = {
     0: "complete; or, with `--dry-run`, nothing is wrong",
-    1: "failed: a service was beyond its restarts, or the ledger does not balance",
+    1: "failed: a service used up its restarts, or the ledger does not balance",
     2: "the command line, the configuration, data, model or ports cannot be used",
-    130: "stopped by Ctrl-C or SIGTERM; the same command goes on",
+    130: "stopped by Ctrl-C or SIGTERM; the same command resumes the run",
 }
 JSON = {
     "name": "of the run",
-    "directory": "where it would lie",
+    "directory": "of the run",
     **modes.JSON,
     "updates": "local updates until the data ends",
     "syncs": "policy versions until then",
     "redis": "URL without its password; null: the bundled server",
-    "processes": "that would be started, in order",
+    "processes": "names of the services, in start order",
 }
 
 
@@ -67,21 +67,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_port,
         const=0,
         metavar="PORT",
-        help="run a Prometheus beside it that scrapes every service and evaluates the alerts (default: "
+        help="also run a Prometheus server that scrapes every service and evaluates the alerts (default: "
         "a free port)",
     )
 
 
 def _port(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; changes of keys go before --prometheus")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; put key=value before --prometheus")
     return int(text)
 
 
 def main(args: argparse.Namespace) -> int:
     if args.json and not args.dry_run:
         print(
-            "headrace: --json goes with --dry-run; `headrace status RUN --json` tells of a run",
+            "headrace: --json needs --dry-run; use `headrace status RUN --json` for a run's state",
             file=sys.stderr,
         )
         return EXIT_USAGE
@@ -103,7 +103,7 @@ def dry_run(
         )
     _check_resume(config, layout)
     if config.trainer.resume == "auto" and (layout.read_summary() or {}).get("status") == "completed":
-        print(f"warning: the run in {layout.root} is complete; {_TRAIN_ANEW}", file=sys.stderr, flush=True)
+        print(f"warning: the run in {layout.root} is complete; {_TRAIN_AGAIN}", file=sys.stderr, flush=True)
     _check_checkpoint(config, layout)
     _check(config)
     if as_json:
@@ -114,7 +114,7 @@ def dry_run(
 
 
 def _with_password(config: RunConfig) -> RunConfig:
-    """That of HEADRACE_REDIS_PASSWORD, so that none has to stand in a command line. Raises ConfigError."""
+    """Add HEADRACE_REDIS_PASSWORD to redis.url, to keep it off the command line. Raises ConfigError."""
     if config.redis.url is None:
         return config
     url = variables.with_redis_password(config.redis.url)
@@ -122,14 +122,15 @@ def _with_password(config: RunConfig) -> RunConfig:
 
 
 def _beside(config: RunConfig, layout: RunLayout, port: int | None) -> LocalPrometheus | None:
-    """The Prometheus that is asked for; raises ConfigError where there is none to be had."""
+    """The requested Prometheus server, or None. Raises ConfigError if it cannot be started."""
     return None if port is None else LocalPrometheus(layout, config.services.host, port)
 
 
 def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None = None) -> int:
-    """The command; returns the exit code. `prometheus`: port of a server to run beside, 0 for a free one.
+    """The command; returns the exit code. `prometheus`: port of a Prometheus server; 0 takes a free one.
 
-    Raises ConfigError, RunInUseError, ValkeyError, LedgerError."""
+    Raises ConfigError, RunInUseError, ValkeyError, LedgerError.
+    """
     config = _with_password(assets.absolute(loading.load(config_path, overrides)))
     layout = RunLayout(Path(config.runs_dir) / config.name)
     beside = _beside(config, layout, prometheus)
@@ -156,7 +157,7 @@ def run(config_path: Path, overrides: Sequence[str], *, prometheus: int | None =
 
 
 def _check_resume(config: RunConfig, layout: RunLayout) -> None:
-    """Raise ConfigError when the run that is there cannot go on like this."""
+    """Raise ConfigError if the existing run cannot resume with this configuration."""
     if config.trainer.resume not in ("auto", "never"):
         try:
             checkpoint_at(layout.checkpoints, Path(config.trainer.resume))
@@ -167,8 +168,10 @@ def _check_resume(config: RunConfig, layout: RunLayout) -> None:
 
 
 def _check_checkpoint(config: RunConfig, layout: RunLayout) -> None:
-    """Raise ConfigError when what the trainer is to go on from is no checkpoint of this run. Whether its
-    files are whole the trainer finds out: that may take minutes."""
+    """Raise ConfigError if the checkpoint to resume from does not belong to this run.
+
+    The trainer verifies the checkpoint's files, which may take minutes.
+    """
     there, resume = complete_checkpoints(layout.checkpoints), config.trainer.resume
     if resume == "never" or not there:
         return
@@ -188,15 +191,17 @@ def _run_locked(
     prometheus: LocalPrometheus | None,
     former: Marks,
 ) -> int:
-    """`former`: the ledger of a run that was here and has been moved aside."""
+    """Start or resume the run under its lock. `former`: the ledger of the run that was moved aside."""
     continues = layout.requested.exists()
     record = LedgerRecord(layout.root)
     if not continues:
-        if not record.marks.ledger:  # else an earlier start ended before anything was begun
+        if not record.marks.ledger:  # otherwise an earlier start chose the id and then failed
             record.keep(Marks(ledger=uuid.uuid4().hex))
         if config.redis.url is not None:
             ledger_claim.claim(config, layout.root, record.marks, former)
-    (layout.checkpoints / RESUMED_FROM).unlink(missing_ok=True)  # a path is obeyed once for each asking
+    (layout.checkpoints / RESUMED_FROM).unlink(
+        missing_ok=True
+    )  # a request to resume from a path applies once
     with Signals() as signals:
         display = make_display(sys.stdout, f"headrace: {config.name}")
         session = Session(config, layout, lock, display, signals, resume, prometheus)
@@ -209,7 +214,7 @@ def _run_locked(
 
 
 def _check(config: RunConfig) -> None:
-    """Raise ConfigError with everything that preflight finds. Prepared demo assets are checked as well."""
+    """Raise ConfigError with all preflight problems, and print warnings. Also checks prepared demo files."""
     ready = assets.demo_ready(config)
     found = preflight.examine(assets.resolve(config) if ready else config)
     if found.problems:
@@ -219,12 +224,12 @@ def _check(config: RunConfig) -> None:
 
 
 def _already_complete(layout: RunLayout) -> bool:
-    """Print the summary of a run that needs nothing more."""
+    """Print the summary if the run is complete and balanced; return whether it is."""
     summary = layout.read_summary()
     if not summary or summary.get("status") != "completed" or not summary.get("balanced"):
-        return False  # what was not proven is looked at again
+        return False  # an unproven run is checked again
     print("\n".join(summaries.lines(summary, layout)))
-    print(f"the run is complete; {_TRAIN_ANEW}")
+    print(f"the run is complete; {_TRAIN_AGAIN}")
     return True
 
 
@@ -265,7 +270,7 @@ def resume_command(
         elif key != "trainer.resume":
             kept.append(text)
     if config.trainer.resume != "auto" and not any(o.startswith("trainer.resume=") for o in overrides):
-        kept.append("trainer.resume=auto")  # the file says otherwise, and that has been obeyed
+        kept.append("trainer.resume=auto")  # the file's value has been applied; do not repeat it
     if prometheus is not None:
         kept += ["--prometheus", *([str(prometheus)] if prometheus else [])]
     return shlex.join(["headrace", "run", str(config_path), *kept])

@@ -1,4 +1,4 @@
-"""`headrace samples`: what was trained, as text."""
+"""`headrace samples`: show trained samples as text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JSON = {
     "data_source": "as in the data",
     "ground_truth": "as in the data",
     "owner": "rollouter that finished it",
-    "attempt": "how often the sample had been taken",
+    "attempt": "number of times the sample was taken",
     "generate_s": "seconds from take to finish",
     "prompt": "text",
     "response": "text, special tokens included",
@@ -48,7 +48,7 @@ JSON = {
     "reward": "a number",
     "reward_parts": "its parts by name",
     "advantage": "mean over the trained tokens",
-    "finish": "`stop`, `length` when it was cut, or `turn_limit` after an environment's last turn",
+    "finish": "`stop`, `length` if it was cut off, or `turn_limit` after an environment's last turn",
     "loss_mask": "0 for tokens that were not trained, the environment's; null: all were",
     "log_probs": "behaviour log-probs, with `dump.log_probs`",
 }
@@ -110,7 +110,7 @@ def _why_none(layout: RunLayout, args: argparse.Namespace) -> str:
 
 
 def decoder_of(layout: RunLayout) -> Decode | None:
-    """The tokenizer of the run's model; the exported model has a copy."""
+    """A decoder with the tokenizer of the run's model, or with the copy in the exported model."""
     directories, trust = [layout.final], False
     try:
         model = loading.load(layout.config).model
@@ -122,7 +122,7 @@ def decoder_of(layout: RunLayout) -> Decode | None:
 
 
 def as_json(kept: Kept, decode: Decode | None) -> dict[str, Any]:
-    """The whole record of a trajectory, with text beside the tokens."""
+    """The whole record of a trajectory, as tokens and as text."""
     return {
         **asdict(kept),
         "version_gap": kept.gap,
@@ -132,7 +132,7 @@ def as_json(kept: Kept, decode: Decode | None) -> dict[str, Any]:
 
 
 def as_text(kept: Kept, decode: Decode | None) -> Iterator[str]:
-    """The same for people."""
+    """The trajectory as lines of text."""
     advantage = "" if kept.advantage is None else f", advantage {kept.advantage:+.3f}"
     parts = "".join(f", {one_line(name)} {value:.3f}" for name, value in kept.reward_parts.items())
     yield (

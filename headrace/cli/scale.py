@@ -1,4 +1,4 @@
-"""`headrace scale RUN rollouter=N`: more or fewer rollouters while a run is on."""
+"""`headrace scale RUN rollouter=N`: change the number of rollouters during a run."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _POLL_S = 0.2
 
 
 DESCRIPTION = (
-    "Change the number of rollouters of a run that is on. New ones join without a pause of the "
-    "others; those that leave save their unfinished work for the rest. With none the trainer waits."
+    "Change the number of rollouters of a running run. New ones join without pausing the others. Those "
+    "that leave save their unfinished work for the rest. With none, the trainer waits."
 )
 
 EXIT_CODES = {
-    0: "asked for; with `--wait`: that many take part",
-    1: "with `--wait`: they did not come in time, or the run ended",
-    2: "there is no such run, it is not on, or the wish makes no sense",
+    0: "requested; with `--wait`: that many take part",
+    1: "with `--wait`: the number was not reached in time, or the run ended",
+    2: "there is no such run, it is not running, or the request is invalid",
 }
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.run(parser)
-    parser.add_argument("wish", metavar="rollouter=N", help="how many there are to be")
+    parser.add_argument("wish", metavar="rollouter=N", help="the new number of rollouters")
     parser.add_argument(
         "--wait",
         nargs="?",
@@ -52,11 +52,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def scale(name: str, wish: str, runs_dir: Path, *, wait_s: float | None) -> int:
-    """The command; returns the exit code. `wait_s`: until that many take part, or so many seconds."""
+    """The command; returns the exit code. `wait_s`: seconds to wait until that many take part."""
     service, _, count = wish.partition("=")
     if service != "rollouter" or not count.isdigit() or int(count) > LARGEST:
         print(
-            f"headrace: {wish!r}: say rollouter=N, with N from 0 to {LARGEST}; the other services have a "
+            f"headrace: {wish!r}: give rollouter=N, with N from 0 to {LARGEST}; the other services have a "
             "fixed number",
             file=sys.stderr,
         )
@@ -67,21 +67,21 @@ def scale(name: str, wish: str, runs_dir: Path, *, wait_s: float | None) -> int:
         return EXIT_USAGE
     if layout.in_cluster:
         print(
-            f"headrace: {layout.root.name} has no runner; in a cluster say "
+            f"headrace: {layout.root.name} has no runner; in a cluster use "
             f"kubectl scale deployment/RELEASE-rollouter --replicas={count}",
             file=sys.stderr,
         )
         return EXIT_USAGE
     if not layout.in_use():
         print(
-            f"headrace: {layout.root.name} is not on; start it with rollout.replicas={count}",
+            f"headrace: {layout.root.name} is not running; start it with rollout.replicas={count}",
             file=sys.stderr,
         )
         return EXIT_USAGE
     wanted = int(count)
     ask(layout, wanted)
     if wait_s is None:
-        print(f"{layout.root.name}: {wanted} rollouters asked for; headrace status shows who takes part")
+        print(f"{layout.root.name}: {wanted} rollouters requested; headrace status shows which take part")
         return 0
     return _wait(layout, wanted, wait_s)
 
@@ -90,12 +90,12 @@ def _wait(layout: RunLayout, wanted: int, wait_s: float) -> int:
     deadline = time.monotonic() + wait_s
     while (there := _members(layout)) != wanted:
         if not layout.in_use():
-            print(f"headrace: {layout.root.name} has ended meanwhile", file=sys.stderr)
+            print(f"headrace: {layout.root.name} has ended in the meantime", file=sys.stderr)
             return EXIT_FAILED
         if time.monotonic() > deadline:
-            seen = "nobody can tell how many" if there is None else there
+            seen = "an unknown number of" if there is None else there
             print(
-                f"headrace: {seen} rollouters take part after {wait_s:g} s, {wanted} were asked for; "
+                f"headrace: {seen} rollouters take part after {wait_s:g} s, {wanted} were requested; "
                 f"their logs: {layout.logs}/rollouter-*.log",
                 file=sys.stderr,
             )
@@ -106,7 +106,7 @@ def _wait(layout: RunLayout, wanted: int, wait_s: float) -> int:
 
 
 def _members(layout: RunLayout) -> int | None:
-    """Rollouters that the last commit or an admission counted; None when the ledger does not answer."""
+    """Members according to the last commit or admission; None if the ledger does not answer."""
     ends = read_json(layout.endpoints)
     if ends is None:
         return None

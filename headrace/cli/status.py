@@ -1,5 +1,8 @@
-"""`headrace status`: a run that is on from its ledger, one that ended from its summary, one in a cluster
-from its ledger in either case."""
+"""`headrace status`: the state of a run.
+
+A running run is read from its ledger, an ended one from its summary, and one in a cluster always from its
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +33,27 @@ from headrace.system.terminal import one_line
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 DESCRIPTION = (
-    "Show a run that is on (from its ledger) or one that ended (from its summary). In a pod of a cluster, "
+    "Show a running run (from its ledger) or one that ended (from its summary). In a pod of a cluster, "
     "name the run's directory: its state comes from the ledger."
 )
 
 EXIT_CODES = {
     0: "shown; with `--watch`: the run is complete",
-    1: "with `--watch`: the run failed or was killed, or nothing says where its ledger is",
+    1: "with `--watch`: the run failed or was killed, or the address of its ledger is unknown",
     2: "there is no such run",
     130: "with `--watch`: the run was stopped, or this command was",
 }
 JSON = {
-    "state": "`running`, `completed`, `stopped`, `failed` or `killed`; `unknown` of a run in a cluster whose "
-    "ledger cannot be read",
+    "state": "`running`, `completed`, `stopped`, `failed` or `killed`; `unknown` for a run in a cluster "
+    "whose ledger cannot be read",
     "directory": "of the run",
-    "summary": "`summary.json`, of a run that ended",
-    "services": "process id of each service, while it is on",
-    "last_update": "last row of `metrics.jsonl`, while it is on, and in a cluster",
-    "eval": "held-out scores so far, while it is on, and in a cluster",
-    "ledger": "the ledger's counts, version, members and so on, while it is on, and in a cluster",
-    "recommendation": "how many rollouters the idle ratios speak for, and why, while it is on; null at first",
+    "summary": "`summary.json`, for a run that ended",
+    "services": "process id of each service, while it is running",
+    "last_update": "last row of `metrics.jsonl`, while it is running, and in a cluster",
+    "eval": "held-out scores so far, while it is running, and in a cluster",
+    "ledger": "the ledger's counts, version, members and so on, while it is running, and in a cluster",
+    "recommendation": "number of rollouters that the idle ratios suggest, and why, while it is running; null "
+    "at first",
     "note": "what hinders it, if anything",
 }
 
@@ -63,8 +67,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         const=2.0,
         metavar="SECONDS",
-        help="show it again every so many seconds (default: 2) until the run ends; the exit code is then "
-        "that of the run: 0 completed, 130 stopped, 1 failed or killed",
+        help="repeat every SECONDS (default: 2) until the run ends; the exit code is then that of the run: "
+        "0 completed, 130 stopped, 1 failed or killed",
     )
 
 
@@ -73,19 +77,19 @@ def _seconds(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of seconds; the run goes before it: headrace status RUN --watch"
+            f"{text!r} is not a number of seconds; put the run first: headrace status RUN --watch"
         ) from None
 
 
 def main(args: argparse.Namespace) -> int:
     if args.watch is not None and not 0 < args.watch <= 3600:
-        print(f"headrace: --watch {args.watch:g}: say seconds above 0, 3600 at most", file=sys.stderr)
+        print(f"headrace: --watch {args.watch:g}: give seconds above 0, 3600 at most", file=sys.stderr)
         return EXIT_USAGE
     return status(args.run, args.runs_dir, as_json=args.json, watch_s=args.watch)
 
 
 def status(name: str, runs_dir: Path, *, as_json: bool, watch_s: float | None = None) -> int:
-    """The command; returns the exit code. `watch_s`: look again every so many seconds until the run ends."""
+    """The command; returns the exit code. `watch_s`: repeat at this interval until the run ends."""
     layout = find_run(name, runs_dir)
     if layout is None:
         print(no_run(name, runs_dir), file=sys.stderr)
@@ -101,7 +105,7 @@ def status(name: str, runs_dir: Path, *, as_json: bool, watch_s: float | None = 
 
 
 def _watch(layout: RunLayout, every_s: float, as_json: bool) -> int:
-    """Until the run ends. JSON: one line each time."""
+    """Repeat until the run ends; JSON is one line each time."""
     from headrace.local import watch
 
     if layout.in_cluster:
@@ -125,7 +129,7 @@ def _watch(layout: RunLayout, every_s: float, as_json: bool) -> int:
 
 
 def no_run(name: str, runs_dir: Path) -> str:
-    """The message for a run that is not there, with those that are."""
+    """The message for a run that does not exist; lists the known runs."""
     known = sorted(p.parent.name for p in runs_dir.glob("*/config.yaml")) if runs_dir.is_dir() else []
     there = f"known there: {', '.join(known)}" if known else "no runs there"
     return f"headrace: no run {name!r} in {runs_dir} and no such directory; {there}"
@@ -138,7 +142,7 @@ def facts_of(layout: RunLayout) -> dict[str, Any]:
 
 
 def in_cluster(layout: RunLayout) -> dict[str, Any]:
-    """What files and ledger tell of a run without a runner."""
+    """Facts about a run without a runner, from its files and ledger."""
     rows, reading = read_rows(layout.metrics), look(layout)
     facts: dict[str, Any] = {
         "state": reading.state,
@@ -152,7 +156,7 @@ def in_cluster(layout: RunLayout) -> dict[str, Any]:
 
 
 def live(layout: RunLayout) -> dict[str, Any]:
-    """What a run that is on tells about itself."""
+    """Facts about a running run, from its files and ledger."""
     facts: dict[str, Any] = {"state": "running", "directory": str(layout.root)}
     ends = read_json(layout.endpoints)
     if ends is None:
@@ -177,7 +181,7 @@ def ledger_facts(stats: Stats) -> dict[str, Any]:
 
 
 def ended(layout: RunLayout) -> dict[str, Any]:
-    """The summary, or what is known of a run that left none."""
+    """The summary, or a note that the run left none."""
     summary = layout.read_summary()
     if summary is not None:
         return {"state": summary.get("status"), "directory": str(layout.root), "summary": summary}
@@ -185,12 +189,12 @@ def ended(layout: RunLayout) -> dict[str, Any]:
         "state": "killed",
         "directory": str(layout.root),
         "note": "no process and no summary: it was killed, or never got past its start; "
-        "start it again with the same command to go on",
+        "start it again with the same command to resume",
     }
 
 
 def text(facts: dict[str, Any], layout: RunLayout) -> list[str]:
-    """The same for people."""
+    """The facts as lines of text."""
     if "summary" in facts:
         return summaries.lines(facts["summary"], layout)
     out = [f"{layout.root.name}: {facts['state']} in {facts['directory']}"]

@@ -27,8 +27,8 @@ ChromeEvent = dict[str, Any]
 
 
 DESCRIPTION = (
-    "Merge what the processes of a run recorded (`trace.enable: true`) into one timeline for "
-    "https://ui.perfetto.dev. Works while the run is on."
+    "Merge the recordings of a run's processes (`trace.enable: true`) into one timeline for "
+    "https://ui.perfetto.dev. Works during the run, too."
 )
 
 
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="compressed when it ends in .gz; - for standard output (default: RUN/trace.json)",
+        help="compressed if the name ends in .gz; - for standard output (default: RUN/trace.json)",
     )
 
 
@@ -76,7 +76,7 @@ def trace(name: str, runs_dir: Path, out: Path | None) -> int:
 
 
 def summary(found: Trace, target: str) -> str:
-    """What was written, in one line."""
+    """One line about the written file."""
     events = sum(len(s.events) for s in found.starts)
     processes = len({s.process for s in found.starts})
     seconds = (max(s.ended for s in found.starts) - found.began) / 1e9
@@ -89,7 +89,7 @@ def summary(found: Trace, target: str) -> str:
 
 
 def remarks(found: Trace, problems: Sequence[str]) -> list[str]:
-    """What is missing or odd in the file, one sentence each."""
+    """Gaps and anomalies in the file, one sentence each."""
     out = []
     if found.torn:
         what = "1 line was" if found.torn == 1 else f"{found.torn} lines were"
@@ -115,7 +115,7 @@ def remarks(found: Trace, problems: Sequence[str]) -> list[str]:
 
 
 def write(events: Iterable[ChromeEvent], file: IO[str]) -> None:
-    """The merged file, an event a line."""
+    """Write the merged file, one event per line."""
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     for number, event in enumerate(events):
         file.write(",\n" if number else "\n")
@@ -127,10 +127,10 @@ def write(events: Iterable[ChromeEvent], file: IO[str]) -> None:
 
 
 def merge(found: Trace) -> list[ChromeEvent]:
-    """All starts as Chrome trace events, metadata first, then by time; a parent comes before its children.
+    """All starts as Chrome trace events: metadata first, then by time, parents before their children.
 
-    Starts of one process share a row; one that begins before the last has ended (two processes under one
-    name) gets a row of its own. `pid` is the row's number: those of the processes may occur twice.
+    The starts of one process share a row. A start that begins before the last one ended (two processes with
+    one name) gets its own row. `pid` is the row's number, because real process ids may repeat.
     """
     zero = found.began
     metadata: list[ChromeEvent] = []
@@ -171,7 +171,7 @@ def _rows(starts: Sequence[Start]) -> list[tuple[str, list[Start]]]:
 
 
 def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[ChromeEvent]:
-    """Metadata: name and place of a process or thread."""
+    """Metadata events: name and position of a process or thread."""
     where = {"ph": "M", "pid": pid, "tid": tid}
     return [
         {"name": f"{what}_name", **where, "args": {"name": name}},
@@ -180,7 +180,7 @@ def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[ChromeE
 
 
 def _chrome(event: Event, pid: int, numbers: Mapping[str, int], zero: int) -> ChromeEvent:
-    """One event; its microseconds have three decimals, so that no nanosecond is lost."""
+    """One event. Times are microseconds with three decimals, so no nanosecond is lost."""
     out: ChromeEvent = {"ph": event.ph, "name": event.name, "pid": pid, "ts": (event.ts - zero) / 1000}
     out["tid"] = numbers[event.track] if event.track else 0
     match event.ph:
@@ -204,8 +204,10 @@ _KEYS = {
 
 
 def validate(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with Chrome trace events, a sentence each: missing keys, negative times, processes and
-    tracks without a name, and slices of one track that overlap without nesting (viewers lose those).
+    """Problems of Chrome trace events, one sentence each.
+
+    Finds missing keys, negative times, processes and tracks without a name, and slices of one track that
+    overlap without nesting (viewers drop those).
     """
     problems: list[str] = []
     named: set[tuple[int, int | None]] = set()
@@ -233,7 +235,7 @@ def validate(events: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _wrong(event: Mapping[str, Any]) -> list[str]:
-    """What is wrong with an event taken alone."""
+    """Problems of a single event."""
     keys = _KEYS.get(event.get("ph", ""))
     if keys is None:
         return [f"unknown phase {event.get('ph')!r}: {event}"]
@@ -249,9 +251,9 @@ def _is_time(value: object) -> bool:
 
 
 def overlaps(slices: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The slices of one track that begin within another one and end after it."""
+    """Problems of one track: slices that begin within another slice and end after it."""
     problems = []
-    around: list[tuple[int, str]] = []  # ends and names of the slices that are open
+    around: list[tuple[int, str]] = []  # (end, name) of the open slices
     for event in sorted(slices, key=lambda e: (_ns(e["ts"]), -_ns(e["dur"]))):
         begin, end = _ns(event["ts"]), _ns(event["ts"]) + _ns(event["dur"])
         while around and around[-1][0] <= begin:

@@ -1,4 +1,4 @@
-"""`headrace tune RUN key=value ...`: another eta, another S, while a run is on."""
+"""`headrace tune RUN key=value ...`: change eta or S during a run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from headrace.records.layout import RunLayout, find_run
 EXIT_USAGE = 2
 
 DESCRIPTION = (
-    f"Change {' and '.join(tuning.GATE)} of a run that is on. The trainer takes them up with its next "
-    "snapshot, the gate follows with the commit of that. "
-    "kubernetes.recommendation.* and the other keys that the coordinator alone reads of its cluster may "
-    "change, too. The configuration file that the run was started from stays as it is."
+    f"Change {' and '.join(tuning.GATE)} of a running run. The trainer applies them with its next "
+    "snapshot; the gate follows when that is committed. "
+    "kubernetes.recommendation.* and the other cluster keys that only the coordinator reads may change, "
+    "too. The configuration file that the run was started from does not change."
 )
 
 
@@ -48,13 +48,16 @@ def tune(name: str, overrides: Sequence[str], runs_dir: Path) -> int:
     if layout.in_cluster:
         settings = " ".join(f"--set-json config.{text}" for text in overrides)
         print(
-            f"headrace: {layout.root.name} has no runner; in a cluster say "
+            f"headrace: {layout.root.name} has no runner; in a cluster use "
             f"helm upgrade RELEASE helm/headrace --values FILE {settings}",
             file=sys.stderr,
         )
         return EXIT_USAGE
     if not layout.in_use() or not layout.requested.exists():
-        print(f"headrace: {layout.root.name} is not on; start it with {' '.join(overrides)}", file=sys.stderr)
+        print(
+            f"headrace: {layout.root.name} is not running; start it with {' '.join(overrides)}",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     before = loading.load(layout.config)
     after = loading.load(layout.config, overrides)
@@ -63,20 +66,22 @@ def tune(name: str, overrides: Sequence[str], runs_dir: Path) -> int:
         return EXIT_USAGE
     what = tuning.changed(before, after)
     if not what:
-        print(f"{layout.root.name}: that is what it has")
+        print(f"{layout.root.name}: nothing to change")
         return 0
     if why := _too_large(layout, before, after):
         print(f"headrace: {why}", file=sys.stderr)
         return EXIT_USAGE
     loading.write(loading.load(layout.requested, overrides), layout.requested)
-    loading.write(after, layout.config)  # the coordinator looks at it
+    loading.write(after, layout.config)  # the coordinator polls this file
     print("\n".join([*what, "from the next sync on"]))
     return 0
 
 
 def _too_large(layout: RunLayout, before: RunConfig, after: RunConfig) -> str | None:
-    """Why the run's server has too little memory for it: the coordinator would refuse the file, and so would
-    every service that is restarted while it lies there. None where the server does not tell."""
+    """Why the run's server has too little memory for the change; None if it fits or the server does not say.
+
+    The coordinator would refuse the file, and so would every service that restarts while it is there.
+    """
     url = (read_json(layout.endpoints) or {}).get("redis_url")
     if url is None or needed_bytes(after) <= needed_bytes(before):
         return None

@@ -1,4 +1,4 @@
-"""`headrace validate`: everything that can be checked without starting anything, and what would run."""
+"""`headrace validate`: check everything without starting anything, and show what would run."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ JSON = {
     "ok": "whether there is no problem",
     "problems": "one sentence each",
     "warnings": "one sentence each",
-    "demo_prepared": "whether the demo's files, if it is one, were there to be checked",
+    "demo_prepared": "whether the demo's files, if it uses a demo, existed and were checked",
     "model": "`class`, `parameters`, `eos` (token to id), `tokenizer` (its class and number of tokens) and "
     "`chat_template` (whether there is one); this, `data` and `reward` are tried when nothing else is wrong",
-    "data": "by `train_files` and `val_files`: `rows`, `left_out`, `tokenised` (so many were looked at) and "
+    "data": "by `train_files` and `val_files`: `rows`, `left_out`, `tokenised` (number checked) and "
     "`prompt_tokens` (median, longest)",
     "reward": "`rows` that it was tried on: `row` (file and line), `ground_truth`, and `scores` of "
     "the ground truth and of an empty answer",
@@ -44,9 +44,9 @@ JSON = {
     "`redis_bytes`; without GPUs `local_run_bytes` (a run on this machine) and `machine_bytes` (what it has)",
     "batches": "`per_update`, `mini_batch` and `samples_per_rank` (fewest, most) in samples, `whole_updates` "
     "and the `rest` of the data",
-    "gpus": "`trainer` and `rollout`: how many each takes, `shared` when they are the same ones; `per_node`, "
-    "`nodes`, and `idle` ones; with `--nodes` also `nodes_given` and `rollouters_held`, by these beside the "
-    "trainer (null: they do not hold even the trainer); left out where they cannot be laid out",
+    "gpus": "`trainer` and `rollout`: GPUs of each, `shared` if they are the same ones; `per_node`, `nodes`, "
+    "and `idle` GPUs; with `--nodes` also `nodes_given` and `rollouters_held`, which fit on them with the "
+    "trainer (null: not even the trainer fits); absent if no layout is possible",
 }
 
 
@@ -64,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--nodes",
         type=options.count,
         metavar="N",
-        help="nodes that there are: say what they hold of the run (default: say how many it needs)",
+        help="available nodes: report how much of the run they hold (default: report how many it needs)",
     )
     parser.add_argument(
         "--gpu-memory",
@@ -78,8 +78,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=options.above_zero,
         default=300.0,
         metavar="S",
-        help="longest check of model, data and reward, which load the tokenizer and run the reward "
-        "(default: %(default)g)",
+        help="time limit for the checks of model, data and reward, which load the tokenizer and run the "
+        "reward (default: %(default)g)",
     )
 
 
@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 class Report:
-    """All checks of one configuration, made when it is built."""
+    """All checks of one configuration; the constructor runs them."""
 
     def __init__(self, config: RunConfig, machines: Machines, timeout_s: float) -> None:
         self.ready = assets.demo_ready(config)
@@ -111,7 +111,7 @@ class Report:
         self.warnings = [*warnings(config), *found.warnings]
         self.forecast = forecast(self.config, machines) if self.ready else Forecast()
         self.sections: dict[str, Checked] = {}
-        # What preflight has found wrong would only be found wrong again, less clearly.
+        # The trial would only report preflight's problems again, less clearly.
         if self.ready and not self.problems:
             self.sections = trial.run(self.config, timeout_s)
         for section in self.sections.values():
@@ -132,7 +132,7 @@ class Report:
         }
 
     def print(self) -> None:
-        """What would run to standard output, warnings and problems to standard error."""
+        """Print what would run to standard output, warnings and problems to standard error."""
         print("\n".join([*describe(self.config), *self.forecast.lines, *_section_lines(self.sections)]))
         if not self.ready:
             print("demo assets: not prepared yet, so model, data and memory were not looked at")

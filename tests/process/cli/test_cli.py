@@ -116,7 +116,7 @@ def test_a_run_to_its_end_and_once_more(desk: Desk) -> None:
 
     code, output = desk.headrace("run", "run.yaml")
     assert code == 0
-    assert "the run is complete; to train anew, add trainer.resume=never" in output
+    assert "the run is complete; to train again, add trainer.resume=never" in output
     code, output = desk.headrace("status", "x")
     assert code == 0
     assert "run x: completed" in output
