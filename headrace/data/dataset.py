@@ -1,5 +1,7 @@
-"""The data of a run, from its configuration: what the checks before a run, `headrace data` and the queue
-service do alike, because it is this code that all of them call."""
+"""Load the data of a run from its configuration.
+
+The checks before a run, `headrace data` and the queue service all call this code, so they agree.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ from headrace.data.tokenizer import load_tokenizer, need_template
 
 @dataclass(frozen=True)
 class DataSet:
-    """Prompts of training and of validation, ready to be issued."""
+    """Training and held-out prompts, ready to be issued."""
 
     train: Prompts
     held_out: Prompts
     order: FeedOrder
-    """In which the training prompts are issued."""
+    """Issue order of the training prompts."""
     tokenizer: Tokenizer
 
     def remarks(self, data: DataConfig) -> Iterator[str]:
-        """What was left out or cut, a line each."""
+        """Lines about prompts that were left out or cut."""
         for key, prompts in (("train_files", self.train), ("val_files", self.held_out)):
             yield from (f"data.{key}: {line}" for line in prompts.remarks(data))
 
@@ -38,14 +40,14 @@ def read_train(data: DataConfig, progress: Progress | None = None) -> Rows:
 
 
 def read_held_out(data: DataConfig, progress: Progress | None = None) -> Rows:
-    """The rows for validation; none when no file is named. Raises DataError."""
+    """The validation rows; none if no file is named. Raises DataError."""
     return _read(data, data.val_files, progress) if data.val_files else Rows([], [], Problems())
 
 
 def prepare(config: RunConfig, progress: Progress | None = None) -> DataSet:
-    """Everything that the queue service issues. Raises DataError.
+    """Read and tokenise everything that the queue service issues. Raises DataError.
 
-    The files come first: they are read in less time than the tokenizer's library takes to load.
+    Files come first, so that their errors show before the tokenizer's library has loaded, which takes longer.
     """
     data = config.data
     train, held_out = read_train(data, progress), read_held_out(data, progress)

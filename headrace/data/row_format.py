@@ -1,4 +1,4 @@
-"""verl's row format, checked: one plain value becomes a `Row`, or is refused with its field.
+"""verl's row format: check a plain value and make it a `Row`, or refuse it and name the field.
 
     {"prompt": "text" | [{"role": "user", "content": "text"}, ...],
      "data_source": "gsm8k", "reward_model": {"ground_truth": "42"},
@@ -6,10 +6,11 @@
 
 What this module guarantees:
 
-- A `Row` that exists is well-formed: no reward function, tokenizer or codec fails on its type later.
-- Columns that are not in the format are ignored, as verl does; unknown keys of a chat message are refused,
-  because dropping them would change the prompt. A key that is null counts as absent where it may be: a
-  column of structs in Parquet has every key in every row.
+- Every `Row` is well-formed: no reward function, tokenizer or codec fails on its types later.
+- Columns that are not in the format are ignored, as in verl. Unknown keys of a chat message are refused,
+  because dropping them would change the prompt.
+- A null counts as absent where a key is optional, because a struct column in Parquet has every key in every
+  row.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from typing import Any
 from headrace.data.problems import InvalidRow
 
 COLUMNS = ("prompt", "data_source", "reward_model", "ability", "extra_info")
-"""What is read of a row."""
+"""Columns that are read."""
 
 REQUIRED = ("prompt", "data_source", "reward_model")
-"""Those without which it is none."""
+"""Columns that every row must have."""
 
 PICTURES = ("images", "videos")
-"""verl's columns whose content belongs into the prompt; ignoring them would change it."""
+"""verl's columns whose content belongs in the prompt; ignoring them would change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ class Row:
     ability: str | None
     extra_info: dict[str, Any]
     is_row: bool = False
-    """The file has no lines: `line` - 1 is the number of its row."""
+    """The file has rows instead of lines: `line` - 1 is the row number."""
 
 
 def make_row(
     index: int, file: str, line: int, value: Any, *, is_row: bool = False, ground_truth_as_json: bool = False
 ) -> Row:
-    """`value` as a row. Raises InvalidRow."""
+    """Convert `value` to a row. Raises InvalidRow."""
     if not isinstance(value, dict):
         raise InvalidRow("", f"must be a JSON object, is {kind(value)}")
     pictures = next((name for name in PICTURES if value.get(name)), None)
@@ -89,7 +90,7 @@ def make_row(
 
 
 def _ground_truth(reward_model: Mapping[str, Any], as_json: bool) -> str:
-    """The text itself; something else as JSON text, where that is asked for."""
+    """The text itself; any other value as JSON text if `as_json`."""
     where = "reward_model.ground_truth"
     found = reward_model.get("ground_truth")
     if "ground_truth" not in reward_model or isinstance(found, str):
@@ -126,7 +127,7 @@ def _message(where: str, value: Any) -> Message:
 
 
 def _get(value: Mapping[str, Any], prefix: str, key: str, *kinds: type) -> Any:
-    """`value[key]`, there and of one of `kinds`. `prefix` is the path of `value`, for messages."""
+    """Return `value[key]`, checked to exist with one of `kinds`. `prefix` is its path, for messages."""
     if key not in value:
         near = get_close_matches(key, value.keys(), n=1)
         raise InvalidRow(prefix + key, "is missing" + (f"; there is {near[0]!r}" if near else ""))
@@ -139,7 +140,7 @@ def _get(value: Mapping[str, Any], prefix: str, key: str, *kinds: type) -> Any:
 
 
 def _text(value: Mapping[str, Any], prefix: str, key: str) -> str:
-    """A string that is not empty."""
+    """Return `value[key]`, checked to be a non-empty string."""
     found: str = _get(value, prefix, key, str)
     if not found:
         raise InvalidRow(prefix + key, "is empty")
@@ -147,7 +148,7 @@ def _text(value: Mapping[str, Any], prefix: str, key: str) -> str:
 
 
 def _check_json(value: Any, where: str) -> None:
-    """Whether a value that was not read from JSON can travel as JSON. Raises InvalidRow."""
+    """Raise InvalidRow if a value that was not read from JSON cannot be written as JSON."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_json(inner, f"{where}.{key}")
@@ -172,5 +173,5 @@ _KINDS: dict[type, str] = {
 
 
 def kind(value: Any) -> str:
-    """What `value` is, with its article."""
+    """The type of `value` in words, with an article."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")

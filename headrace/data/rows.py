@@ -1,11 +1,12 @@
-"""The rows of all entries of the configuration, read and checked before a run starts.
+"""Read and check the rows of all entries of the configuration before a run starts.
 
 What this module guarantees:
 
-- Every problem names file, line (or row) and field. All rows are looked at; the first `MAX_PROBLEMS` are
-  told. Rows that cannot be used are an error, or with `skip_invalid` left out and counted; files that cannot
-  be read, and entries of which nothing is left, are errors in any case.
-- The rows of an entry lie together, in the order of its files and of the lines in them.
+- Every problem names file, line (or row) and field. All rows are checked; the first `MAX_PROBLEMS` problems
+  are reported.
+- Invalid rows are an error, or with `skip_invalid` are left out and counted. Unreadable files, and entries
+  with no rows left, are always errors.
+- The rows of an entry are consecutive, in the order of its files and their lines.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from headrace.data.row_format import Message, Row, make_row
 __all__ = ["MAX_PROBLEMS", "DataError", "Message", "Problem", "Row", "Rows", "load_rows", "read_entries"]
 
 Progress = Callable[[str, int, int | None], None]
-"""Told now and then: what is done, how many of it, of how many (None: not known)."""
+"""Called from time to time with (activity, number done, total or None if unknown)."""
 
 _PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What was read."""
+    """The rows that were read."""
 
     rows: list[Row]
     sizes: list[int]
-    """Rows of each entry."""
+    """Number of rows of each entry."""
     skipped: Problems
     """Rows that were left out."""
 
 
 def load_rows(entries: Sequence[str | Path]) -> list[Row]:
-    """The rows of `entries`, in order. Raises DataError, with all of them looked at."""
+    """The rows of `entries`, in order. Checks all of them, then raises DataError if any is invalid."""
     return read_entries([str(entry) for entry in entries]).rows
 
 
@@ -98,7 +99,7 @@ def read_entries(
 
 
 def _values(entry: str, fatal: Problems) -> Iterator[tuple[str, int, Any, bool]]:
-    """(file, line or row, value or InvalidRow, whether it is a row) of an entry; the rest goes to `fatal`."""
+    """Yield (file, line or row, value or InvalidRow, whether it is a row); unreadable files go to `fatal`."""
     if sources.is_source(entry):
         try:
             for number, value in sources.values(entry):

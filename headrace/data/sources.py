@@ -1,4 +1,4 @@
-"""Data sources by name: `NAME:REST` as an entry of `data.train_files` or `data.val_files`."""
+"""Named data sources: entries `NAME:REST` of `data.train_files` or `data.val_files`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from headrace.plugins.registry import Registry
 DATA_SOURCES: Registry[Callable[[str], Iterator[tuple[int, Any]]]] = Registry(
     "data source", {"reasoning_gym": "headrace.data.procedural:values"}, group="headrace.data_sources"
 )
-"""From the whole entry to (number, row), numbers from 1, rows as a file has them. A row is a pure function of
-the entry, on every machine: a run that goes on reads them again. Raises UnreadableFile with what to do."""
+"""Functions from the whole entry to (number from 1, row as in a file). Rows must be a pure function of the
+entry on every machine, because a resumed run reads them again. Raise UnreadableFile that says what to do."""
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]+):(?!//)")
 
 
 def name_of(entry: str) -> str | None:
-    """What stands before the colon, if anything that could be a source's name does."""
+    """The part before the colon if it could be a source's name, or None."""
     found = _NAME.match(entry)
     return found[1] if found else None
 
 
 def is_source(entry: str) -> bool:
-    """Whether a data source makes the rows of an entry, which then is no file."""
+    """Whether a data source, rather than a file, provides the rows of an entry."""
     name = name_of(entry)
     return name is not None and DATA_SOURCES.knows(name)
 

@@ -1,4 +1,4 @@
-"""The policy's tokenizer, with the chat template that prompts are written with."""
+"""The policy's tokenizer and the chat template for prompts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.data.prompts import Tokenizer
 from headrace.data.row_format import Row
 
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-"""A tag of transformers' own that marks the model's turns."""
+"""A tag specific to transformers that marks the model's turns."""
 
 
 def load_tokenizer(config: RunConfig) -> Tokenizer:
-    """The tokenizer in the model's directory, with `data.chat_template` in place of its own template.
+    """Load the tokenizer of the model's directory. `data.chat_template`, if set, replaces its template.
 
     Imports transformers, which takes seconds. Raises DataError.
     """
@@ -33,25 +33,24 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
         found: Any = AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=config.model.trust_remote_code, local_files_only=True
         )
-    except Exception as error:  # whatever a tokenizer's own code raises is a directory that cannot be used
+    except Exception as error:  # a tokenizer's own code may raise anything
         raise DataError(f"model.path: the tokenizer in {path} cannot be loaded: {error}") from error
     if template is not None:
         found.chat_template = template
-    found.model_max_length = int(
-        1e30
-    )  # lengths are checked here; its warning would come for each long prompt
+    # We check lengths ourselves; the tokenizer would warn about each long prompt.
+    found.model_max_length = int(1e30)
     return cast(Tokenizer, found)
 
 
 def need_template(tokenizer: Tokenizer, rows: Sequence[Row], config: RunConfig) -> None:
-    """Refuse chats for which there is no template, once and not row by row. Raises DataError."""
+    """Raise one DataError, not one per row, if there are chats but no chat template."""
     problem = None if getattr(tokenizer, "chat_template", None) else _no_template(rows, config)
     if problem is not None:
         raise DataError(problem)
 
 
 def _no_template(rows: Sequence[Row], config: RunConfig) -> str | None:
-    """What to do about chats among `rows`, when there is no template."""
+    """The problem and its remedy if `rows` contain chats, for a model without a template; or None."""
     chat = next((row for row in rows if not isinstance(row.prompt, str)), None)
     if chat is None:
         return None
@@ -63,7 +62,7 @@ def _no_template(rows: Sequence[Row], config: RunConfig) -> str | None:
 
 
 def template_problem(rows: Sequence[Row], config: RunConfig) -> str | None:
-    """What is wrong with the chat template, as far as its files tell, or None. Needs no tokenizer."""
+    """The problem with the chat template, as far as its files show, or None. Needs no tokenizer."""
     data, path = config.data, Path(config.model.path)
     if data.chat_template is not None:
         try:
@@ -83,7 +82,7 @@ def template_problem(rows: Sequence[Row], config: RunConfig) -> str | None:
 
 
 def _read_template(file: str) -> str:
-    """The text of the template, which compiles. Raises DataError."""
+    """Read the template and check its syntax. Raises DataError."""
     where = f"data.chat_template: {file}"
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
