@@ -1,7 +1,7 @@
-"""What Prometheus and Grafana need to know: rules and dashboards.
+"""Rules for Prometheus and dashboards for Grafana.
 
-The chart in `helm/headrace` holds both. `rules.yaml` here is a link to the chart's file, which a build of the
-package replaces by its content: a cluster and a run on one machine are judged by the same rules.
+Both are in the chart `helm/headrace`. `rules.yaml` here is a link to the chart's file, so the same rules
+apply in a cluster and on one machine. Building the package replaces the link by the file's content.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Makes the Grafana dashboard of the chart: `python -m headrace.monitoring.dashboard`.
+"""Generate the chart's Grafana dashboard: `python -m headrace.monitoring.dashboard`.
 
-The modules `rows_...` say what is shown; here is what every panel has in common. Conventions: variables
+The modules `rows_...` define the panels; this one adds what all panels share. Conventions: variables
 `datasource`, `namespace`, `release` (one run) and `pod` (any number), a fixed uid, `$__rate_interval` in
 rates, ratios 0-1 in `percentunit`, and `${datasource}` in every panel.
 """
@@ -23,7 +23,7 @@ _RED, _YELLOW, _GREEN = "red", "yellow", "green"
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel. `queries`: (legend, expression) pairs; `unit` in Grafana's words."""
+    """One panel. `queries`: (legend, expression) pairs; `unit`: Grafana's name of a unit."""
 
     kind: str
     """`timeseries`, `stat` or `text`."""
@@ -32,14 +32,14 @@ class Panel:
     queries: Sequence[tuple[str, str]] = ()
     description: str = ""
     text: str = ""
-    """Markdown, of a text panel."""
+    """Markdown content of a text panel."""
     width: int = 8
     height: int = 8
     stacked: bool = False
     low: float | None = None
-    """Values from here on are yellow."""
+    """Values at or above this are yellow."""
     high: float | None = None
-    """Values from here on are red."""
+    """Values at or above this are red."""
     names: Sequence[tuple[str, str]] = ()
     """(text, colour) of the values 0, 1, 2, ..."""
 
@@ -51,7 +51,7 @@ class Row:
 
 
 def build(rows: Sequence[Row]) -> dict[str, Any]:
-    """The dashboard as Grafana reads it: rows below each other, panels from left to right."""
+    """The dashboard in Grafana's format: rows from top to bottom, panels from left to right."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in rows:
@@ -186,7 +186,7 @@ def _mappings(panel: Panel) -> dict[str, Any]:
 
 
 def with_others(row: Row) -> Row:
-    """The row, and behind its panels those of entries that it does not name."""
+    """The row, with the panels of entries that it does not name added at the end."""
     from headrace.metrics import coordinator, queue, rollouter, trainer
     from headrace.monitoring.expressions import panel_of
 

@@ -1,7 +1,7 @@
-"""PromQL and panels in few words, for the rows of the dashboard.
+"""Short helpers for PromQL and panels, used by the dashboard's rows.
 
-`of_run` selects a metric of the chosen runs, `of_pods` one of the chosen pods of them. Numbers of the
-trainer, the queue service and the coordinator belong to the run, whatever pod is chosen.
+`of_run` selects a metric of the chosen runs, `of_pods` one of their chosen pods. Metrics of the trainer, the
+queue service and the coordinator belong to the run and ignore the choice of pods.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def number(
 
 
 def of(metric: Shown) -> Panel:
-    """The panel of a metric's entry. Raises ValueError for one without."""
+    """The panel that a metric's entry defines. Raises ValueError if it defines none."""
     return panel_of(entry_of(metric))
 
 

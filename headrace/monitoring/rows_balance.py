@@ -1,4 +1,4 @@
-"""The rows on the run as a whole, and on who waits for whom."""
+"""Dashboard rows on the run as a whole, and on which side waits for the other."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BUSY = share(rollouter.ACTIVE, rollouter.WINDOW)
 _ROLLOUTER_IDLE = f"clamp_min(1 - {_BUSY}, 0)"
 _UP = of_run("up", 'job="rollouter"')
 _FIRING = of_run("ALERTS", 'alertname=~"Headrace.*", alertstate="firing"')
-# The chart shortens a long release's name for its objects, so the Deployment's comes from the pods beside it:
-# any of the run's, since there may be no rollouter.
+# The chart shortens long release names for its objects, so the Deployment's name is derived from a pod's. Any
+# of the run's pods will do, since there may be no rollouter.
 _DEPLOYMENT = (
     f"label_replace({of_run('up')}, "
     '"deployment", "$1-rollouter", "pod", "(.+)-(?:coordinator|queue|rollouter|trainer)-.+")'

@@ -1,4 +1,4 @@
-"""The rows on the machines: vLLM, the trainer, GPUs."""
+"""Dashboard rows on computation: vLLM, the trainer, GPUs."""
 
 from __future__ import annotations
 
@@ -137,9 +137,9 @@ TRAINER = Row(
 
 
 def on_gpus(expression: str) -> str:
-    """A DCGM expression for the GPUs of the chosen pods, which DCGM's exporter calls `exported_pod`.
+    """A DCGM expression for the GPUs of the chosen pods, in the exporter's label `exported_pod`.
 
-    DCGM knows no releases: they come from the pods' own `up`.
+    DCGM does not know releases, so they come from the pods' own `up`.
     """
     chosen = f"0 * {of_pods('up')} + 1"
     for there, here in (("exported_pod", "pod"), ("exported_namespace", "namespace")):

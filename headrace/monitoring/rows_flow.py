@@ -1,4 +1,4 @@
-"""The rows on samples and weights: staleness, queue, sync."""
+"""Dashboard rows on samples and weights: staleness, queue, sync."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`headrace report`: one self-contained HTML page about runs, from the files that they left.
+"""`headrace report`: one self-contained HTML page about runs, made from their files.
 
-`collect` reads a run's directory, `catalogue` says which charts there are, `chart` draws one as SVG, `page`
-puts them together. The page makes no request: style, script and pictures are in it, and its
-Content-Security-Policy forbids any other.
+`collect` reads a run's directory, `catalogue` lists the charts, `chart` draws one as SVG, and `page`
+assembles them. The page makes no requests: it embeds style, script and pictures, and its
+Content-Security-Policy forbids all others.
 """

@@ -1,4 +1,4 @@
-"""Which charts the page has, and which keys of the run's files they show."""
+"""The charts of the page, and the keys of the run's files that they show."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Lines:
     percent: bool = False
     log: bool = False
     smooth: bool = False
-    """Noisy: a moving mean is drawn over the faint values."""
+    """For noisy values: draw a moving mean over the faint values."""
     marks: bool = False
-    """Few points: each is marked."""
+    """For few points: mark each."""
     read: Read = RunData.series
     about: str = ""
 
 
 def of(key: str) -> Lines:
-    """The chart of the entry of a key of `metrics.jsonl`. Raises ValueError for one without."""
+    """The chart that a `metrics.jsonl` key's entry defines. Raises ValueError if it defines none."""
     chart = row_keys.TABLE.entries[key].chart
     if chart is None:
         raise ValueError(f"{key} has no chart of its own")
@@ -205,11 +205,11 @@ _SECTIONS: dict[Section, tuple[Lines, ...]] = {
         of(row_keys.CRITIC_VF_EXPLAINED_VAR),
     ),
 }
-"""In the order of the page. A chart of one key is that of its entry; those that join several are here."""
+"""Charts by section, in page order. Charts of several keys; a chart of one key is defined by its entry."""
 
 
 def section(title: Section) -> list[Lines]:
-    """The charts of a section, and behind them those of entries that are not named above."""
+    """The charts of a section, followed by those of entries that are not named above."""
     charts = list(_SECTIONS[title])
     shown = {chart.title for chart in charts}
     for entry in row_keys.TABLE.entries.values():
@@ -229,4 +229,4 @@ PHASES: dict[str, tuple[str, str]] = {
     "param_sync": ("snapshot and sync", "p1"),
     "save_checkpoint": ("checkpoint", "p6"),
 }
-"""Phases of a step, in order of their layers: name and colour. All others are one layer."""
+"""Phases of a step in the order of their layers: name and colour. All others share one layer."""

@@ -1,7 +1,7 @@
-"""One chart as SVG. Each has its curves twice, over steps and over wall clock; the page shows one of the two.
+"""Draw one chart as SVG. It has each curve twice, over steps and over wall clock; the page shows one of them.
 
-Colours are classes (`c0`..: runs or keys; `p0`..: phases), set in `page.css` for light and dark. Numbers that
-the script shows under the pointer are read back from the paths and the axes' `data-` attributes.
+Colours are CSS classes (`c0`..: runs or keys; `p0`..: phases), set in `page.css` for light and dark mode. For
+the numbers under the pointer, the script reads the paths and the axes' `data-` attributes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Curve:
     colour: str
     dash: int = 0
     key: int = 0
-    """Which of the chart's keys."""
+    """Index of the chart's key."""
     largest: bool = False
-    """Thinned out by the largest of neighbours, not by their mean."""
+    """Thin out by the maximum of neighbours instead of their mean."""
 
 
 def lines(chart: Lines, runs: Sequence[RunData]) -> str:
-    """The figure; an empty string when no run has anything to show in it."""
+    """The figure; an empty string if no run has data for it."""
     curves = []
     several = len(runs) > 1
     for number_of_run, run in enumerate(runs):
@@ -81,7 +81,7 @@ def lines(chart: Lines, runs: Sequence[RunData]) -> str:
                 )
         groups += _group(axis, x, unit, drawn)
     legend = []
-    if len(chart.keys) > 1:  # which run has which colour stands above all charts
+    if len(chart.keys) > 1:  # the page's legend shows the runs' colours
         used = {c.key for c in curves}
         legend = [
             (name, "plain", i) if several else (name, f"c{i % COLOURS}", 0)
@@ -130,7 +130,7 @@ def phases(run: RunData, title: str) -> str:
 
 
 def bars(title: str, unit: str, shares: Mapping[str, Mapping[int, float]], about: str = "") -> str:
-    """Share of each whole number, a bar for each run side by side; `shares` by the run's label."""
+    """The share of each whole number, as one bar per run; `shares` by run label."""
     shares = {label: share for label, share in shares.items() if share}
     if not shares:
         return ""
@@ -234,7 +234,7 @@ def _area(
     colour: str,
     name: str,
 ) -> str:
-    """A layer of a stack, and its upper edge, unseen, for the script to read."""
+    """A layer of a stack, and its invisible upper edge for the script to read."""
     at, low = thinned(xs, below, most=MOST_COLUMNS)
     _, high = thinned(xs, above, most=MOST_COLUMNS)
     if len(at) == 1:  # one step alone has no width
@@ -250,7 +250,7 @@ def _area(
 
 
 def _within(pixel: float) -> float:
-    """Values beyond the axis end at its edge."""
+    """Clip a value to the edge of the axis."""
     return min(max(pixel, TOP), _BOTTOM_Y)
 
 
@@ -267,7 +267,7 @@ def thinned(
 
 
 def rolling_mean(values: Sequence[float], width: int) -> list[float]:
-    """Each value's mean with its neighbours, `width` in all, fewer at the ends."""
+    """The mean of each value and its neighbours: `width` values, fewer at the ends."""
     half, sums = width // 2, [0.0]
     for value in values:
         sums.append(sums[-1] + value)
@@ -279,6 +279,6 @@ def rolling_mean(values: Sequence[float], width: int) -> list[float]:
 
 
 def rolling_max(values: Sequence[float], width: int) -> list[float]:
-    """The largest of each value and its neighbours."""
+    """The maximum of each value and its neighbours."""
     half = width // 2
     return [max(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]

@@ -1,4 +1,4 @@
-"""What a run's directory tells the report. Every file may be missing, short, or still growing."""
+"""Collect the report's data from a run's directory. Any file may be missing, truncated, or still growing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from headrace.records.token_text import Decode
 
 Row = Mapping[str, Any]
 SAMPLES_SHOWN = 2
-"""Of each kind, from different groups."""
+"""Trajectories of each kind, from different groups."""
 _LOOKED_THROUGH = 64
 
 
 @dataclass(frozen=True)
 class Point:
-    """A value with its places on both x axes."""
+    """A value and its position on both x axes."""
 
     step: float
     wall_s: float
@@ -36,27 +36,27 @@ class Point:
 @dataclass
 class RunData:
     label: str
-    """Name of the run, made unlike those of the others on the page."""
+    """Name of the run, unique on the page."""
     root: Path
     state: str
-    """`running`, the summary's status, or `killed`; in a cluster what the ledger says, else `unknown`."""
+    """`running`, the summary's status, or `killed`; in a cluster the ledger's state, or `unknown`."""
     config: dict[str, Any] = field(default_factory=dict)
     """Resolved configuration by dotted key."""
     summary: dict[str, Any] = field(default_factory=dict)
     updates: list[Row] = field(default_factory=list)
-    """Rows of `metrics.jsonl` that led to the present weights, one per step."""
+    """Rows of `metrics.jsonl` that led to the current weights, one per step."""
     syncs: list[Row] = field(default_factory=list)
     evals: list[Row] = field(default_factory=list)
     samples: dict[str, list[Kept]] = field(default_factory=dict)
     """A few trajectories by kind: worst, best, longest, last."""
     lengths: dict[str, tuple[int, float, int]] = field(default_factory=dict)
-    """By outcome: samples, mean tokens, most tokens; prompt and responses of the whole group."""
+    """By outcome: number of samples, mean and largest number of tokens (the group's prompt and responses)."""
     decode: Decode | None = None
 
     # -- series -----------------------------------------------------------------------------------
 
     def series(self, key: str) -> list[Point]:
-        """A key of `metrics.jsonl`; rows without it, or with no finite number, are passed over."""
+        """The values of a `metrics.jsonl` key. Skips rows without a finite number."""
         out = []
         for row in self.updates:
             value, at = number(row.get(key)), place(row)
@@ -65,7 +65,7 @@ class RunData:
         return out
 
     def sync_series(self, key: str) -> list[Point]:
-        """A key of `sync.jsonl`, where its version was in use first."""
+        """The values of a `sync.jsonl` key, each where its version was first used."""
         found = ((row.get("version"), number(row.get(key))) for row in self.syncs)
         places = self._places_of_versions()
         return [
@@ -75,7 +75,7 @@ class RunData:
         ]
 
     def scores(self, source: str, key: str = "reward") -> list[Point]:
-        """Held-out scores of one data source."""
+        """The held-out scores of one data source."""
         places = self._places_of_versions()
         return [
             Point(*places[row["version"]], value)
@@ -90,8 +90,10 @@ class RunData:
         return list(dict.fromkeys(row["data_source"] for row in self.evals))
 
     def _places_of_versions(self) -> dict[int, tuple[float, float]]:
-        """Step and wall clock at which each version had come into use: those of the first row that knows it;
-        the last row's for versions that only committed after it."""
+        """Step and wall clock at which each version was in use: those of the first row that has it.
+
+        Versions committed after the last row get the last row's.
+        """
         places: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
         known, last = 0, (0.0, 0.0)
         for row in self.updates:
@@ -128,7 +130,7 @@ def collect(layouts: Sequence[RunLayout], decoders: Sequence[Decode | None]) -> 
 
 
 def labels(layouts: Sequence[RunLayout]) -> list[str]:
-    """The directories' names, with as many of their parents as it takes to tell them apart."""
+    """The directories' names, with as many parents as needed to make them unique."""
     parts = [layout.root.parts for layout in layouts]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-depth:]) for p in parts]
@@ -179,7 +181,7 @@ def _read_samples(run: RunData, layout: RunLayout) -> None:
         try:
             run.lengths[outcome] = (int(entry["samples"]), float(entry["mean"]), int(entry["largest"]))
         except (KeyError, TypeError, ValueError):
-            continue  # a summary that somebody else wrote
+            continue  # a malformed summary
     for outcome, again in (("trained at the first attempt", False), ("trained after a requeue", True)):
         found = [size for key, size in sizes.items() if (key in retried) is again]
         if found:
@@ -187,7 +189,7 @@ def _read_samples(run: RunData, layout: RunLayout) -> None:
 
 
 def path_of(rows: Sequence[Row]) -> list[Row]:
-    """Without the rows of steps that a later start took back."""
+    """Drop the rows of steps that a later start rolled back."""
     path: list[Row] = []
     for row in rows:
         step = number(row.get("step"))
@@ -204,7 +206,7 @@ def _last_by_version(rows: Sequence[Row]) -> list[Row]:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    """As it is: a page about an old run must not fail on a key that is gone."""
+    """Read the file without validation: the page of an old run must not fail on a removed key."""
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -213,7 +215,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections by dotted key."""
+    """Flatten nested sections to dotted keys."""
     out: dict[str, Any] = {}
     for key, inner in value.items():
         if isinstance(inner, Mapping) and inner:

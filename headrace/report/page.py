@@ -1,4 +1,4 @@
-"""The page: header, tables, charts, samples. Everything that comes from a run is escaped."""
+"""Render the page: header, tables, charts, samples. Everything that comes from a run is escaped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.report import catalogue, chart, tables
 from headrace.report.collect import RunData
 
 LONGEST_TEXT = 2000
-"""Characters of a prompt or a response that are shown."""
+"""Most characters shown of a prompt or a response."""
 _KINDS = {
     "best": "highest reward",
     "worst": "lowest reward",
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 def render(runs: Sequence[RunData], now: float | None = None) -> str:
-    """The whole page as HTML. `now`: seconds since the epoch, for the line that says how fresh it is."""
+    """The whole page as HTML. `now`: seconds since the epoch, shown as the page's date."""
     style, script = _asset("page.css"), _asset("page.js")
     title = "Headrace: " + ", ".join(run.label for run in runs)
     policy = (
@@ -72,7 +72,7 @@ def _settings(runs: Sequence[RunData]) -> str:
 
 
 def _bar(runs: Sequence[RunData]) -> str:
-    """Stays in sight: the choice of the x axis, and which colour is which run."""
+    """The bar that stays visible: the choice of the x axis, and the runs' colours."""
     keys = "".join(f"<li>{tables.run_name(i, run)}</li>" for i, run in enumerate(runs))
     legend = f'<ul class="legend">{keys}</ul>' if len(runs) > 1 else ""
     return (

@@ -1,4 +1,4 @@
-"""Axes: where they begin and end, where their ticks are, and how numbers are written."""
+"""Axes: their ranges, ticks and number formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """Values `low`..`high` onto pixels `start`..`stop`."""
+    """Maps values `low`..`high` to pixels `start`..`stop`."""
 
     low: float
     high: float
@@ -34,13 +34,13 @@ class Scale:
 
 
 def nice_step(rough: float) -> float:
-    """1, 2 or 5 times a power of ten, at least `rough`."""
+    """The smallest 1, 2 or 5 times a power of ten that is at least `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= rough * (1 - 1e-9))
 
 
 def limits(values: Sequence[float], percent: bool = False, log: bool = False) -> tuple[float, float]:
-    """The range of an axis that shows `values`: from 0 where they come near it, never empty."""
+    """The range of an axis for `values`. It starts at 0 if they come near it, and is never empty."""
     if log:
         positive = [v for v in values if v > 0] or [1.0]
         return 10.0 ** math.floor(math.log10(min(positive))), 10.0 ** (
@@ -59,7 +59,7 @@ def limits(values: Sequence[float], percent: bool = False, log: bool = False) ->
 
 
 def without_outliers(values: Sequence[float]) -> float | None:
-    """Where to end an axis of positive values so that a few huge ones do not flatten the rest, or None."""
+    """The end of an axis of positive values at which a few outliers do not flatten the rest, or None."""
     ordered = sorted(values)
     if len(ordered) < 20:
         return None
@@ -75,7 +75,7 @@ def wall_unit(longest_s: float) -> tuple[float, str]:
 
 
 def written(value: float, percent: bool = False) -> str:
-    """For ticks and tables: short, without trailing zeros."""
+    """Format a number for ticks and tables: short, without trailing zeros."""
     if percent:
         return f"{100 * value:.3g} %"
     size = abs(value)

@@ -1,4 +1,4 @@
-"""The report's tables: what came out, what was configured differently, how long responses were."""
+"""The report's tables: results, differences in configuration, and lengths."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headrace.report.collect import RunData, flat, number
 from headrace.report.scale import written
 
 NOT_SETTINGS = ("name", "runs_dir", "services.", "trainer.resume")
-"""Keys that say where a run lies, not what it does."""
+"""Keys that say where a run is stored, not what it does."""
 _MISSING = object()
 
 
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """`head` and cells are HTML."""
+    """An HTML table. `head` and the cells are HTML."""
     if not rows:
         return ""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
@@ -35,7 +35,7 @@ def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str
 
 
 def run_heads(runs: Sequence[RunData]) -> list[str]:
-    """Column heads: the colour that a run has in the charts, and its name."""
+    """Column heads: each run's chart colour and name."""
     return ["", *(run_name(i, run) if len(runs) > 1 else escape(run.label) for i, run in enumerate(runs))]
 
 
@@ -156,7 +156,7 @@ _FACTS: tuple[tuple[str, Callable[[RunData], str]], ...] = (
 
 
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[Any]]]:
-    """Keys that the runs do not have alike, with each run's value (`_MISSING` where it has none)."""
+    """Keys whose values differ between runs, with each run's value (`_MISSING` if it has none)."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     out = []
     for key in keys:
@@ -167,7 +167,7 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[Any]]]:
 
 
 def unlike_default(run: RunData) -> list[tuple[str, Any]]:
-    """Keys of one run that are required or not at their default."""
+    """Keys of one run that are required or differ from their default."""
     defaults = _defaults(RunConfig)
     return [
         (key, value)
@@ -177,7 +177,7 @@ def unlike_default(run: RunData) -> list[tuple[str, Any]]:
 
 
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
-    """By dotted key, as a configuration file has them; required keys have none."""
+    """Default values by dotted key, as in a configuration file. Required keys are left out."""
     out: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         inner = info.annotation
@@ -191,7 +191,7 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def settings(runs: Sequence[RunData]) -> str:
-    """For several runs what differs between them, for one what is not at its default."""
+    """The differences between several runs, or one run's differences from the defaults."""
     if len(runs) == 1:
         rows = [(_key(key), [_value(value)]) for key, value in unlike_default(runs[0])]
     else:
@@ -213,7 +213,7 @@ def _value(value: Any) -> str:
 
 
 def lengths(runs: Sequence[RunData]) -> str:
-    """Tokens of samples by what became of them: a difference is a bias of what was trained."""
+    """Tokens of samples by outcome. A difference means that training is biased by length."""
     outcomes = dict.fromkeys(outcome for run in runs for outcome in run.lengths)
     rows = []
     for outcome in outcomes:
