@@ -1,8 +1,8 @@
 """Learning curves of the main algorithms, and what a large lag does to them.
 
 `python -m benchmarks.algorithms [curves] [lag] [--seeds 0 1 2]` runs the demo task once per algorithm and
-seed and writes `algorithms_<experiment>.{json,md,png}`. A run that has finished is not run again (`--fresh`
-forgets them), so an interrupted benchmark goes on where it was.
+seed and writes `algorithms_<experiment>.{json,md,png}`. Finished runs are reused unless `--fresh` is given,
+so an interrupted benchmark resumes where it stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo over several seeds: does it learn, how long does it take, does memory stay flat.
+"""Run the demo over several seeds: measure learning, time and memory growth.
 
 `python -m benchmarks.demo [--seeds 0 1 2] [--out benchmarks/results]` runs `headrace run
 configs/demo.yaml` once per seed and writes results.json, a table in Markdown and a plot. Seconds are

@@ -16,7 +16,7 @@ from headrace.traces.reading import read
 SAMPLES = 384
 SPAN_S = 8.0
 TAIL_S = 4.0
-"""Before the end, when nothing is generated any more."""
+"""The end of the run, when nothing is generated any more."""
 
 
 def last_update_s(directory: Path) -> float:

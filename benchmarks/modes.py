@@ -1,4 +1,4 @@
-"""What each mode buys: the same task, samples and seeds in every mode, on a long-tailed response length.
+"""Compare the modes: the same task, samples and seeds in every mode, with long-tailed response lengths.
 
 `python -m benchmarks.modes [--reps 3] [--only MODE ...]` runs every mode, repetitions interleaved, and writes
 `modes.{json,md,png}`. `--ablate staleness|require_batches|split` varies one thing about the last mode

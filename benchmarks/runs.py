@@ -1,4 +1,4 @@
-"""One run of a benchmark, in a process of its own; what has finished is not run again."""
+"""One run of a benchmark, in a separate process. Finished runs are reused."""
 
 from __future__ import annotations
 

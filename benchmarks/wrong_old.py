@@ -1,5 +1,7 @@
-"""What no configuration offers, kept for the experiment that shows why: old log-probs taken from the current
-weights. The ratio is 1 at every step, so stale data looks on-policy and nothing is ever clipped.
+"""A deliberately wrong loss for an experiment: old log-probs taken from the current weights.
+
+The ratio is then 1 at every step, so stale data looks on-policy and nothing is ever clipped. No configuration
+offers this.
 """
 
 from __future__ import annotations

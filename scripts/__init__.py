@@ -1,1 +1,1 @@
-"""What `make` runs that is no part of the installed package."""
+"""Scripts that `make` runs. They are not part of the installed package."""

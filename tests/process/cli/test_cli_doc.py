@@ -39,7 +39,7 @@ def test_json_of_a_plan(desk: Desk) -> None:
     assert json.loads(output)["max_required"] == 12
     code, output = desk.headrace("run", "run.yaml", "--json")
     assert code == 2
-    assert "--json goes with --dry-run" in output
+    assert "--json needs --dry-run" in output
 
 
 def test_json_of_a_run_that_is_on_and_then_ended(desk: Desk) -> None:
