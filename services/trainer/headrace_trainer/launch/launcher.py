@@ -26,7 +26,6 @@ from headrace.connections import variables
 from headrace.connections.net import GLOO_INTERFACE, address_facing, bound_socket, interface_of, is_loopback
 from headrace.service.guardian import MARK, kill_marked
 from headrace.service.module_command import module_command
-from headrace.service.spawn import die_with
 from headrace.system.endings import EX_FAILED, EX_STOPPED, FINAL, say_why
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer.distributed import heartbeat
@@ -45,6 +44,8 @@ BACKEND = "launch"
 """torchrun's name for the meeting of `node_agent`, which is not imported here: it takes torch with it."""
 AGENT = "HEADRACE_NODE_AGENT"
 """Environment variable of the ranks: the process with which they end."""
+LAUNCHER = "HEADRACE_LAUNCHER"
+"""The same for the node agent."""
 _MEET_S = 600.0
 """How long the nodes of a launch may take until their agents have met."""
 _POLL_S = 0.2
@@ -141,9 +142,8 @@ class Launcher:
         self._heart.ranks_begin(self._config.trainer.n_gpus_per_node)
         self._child = subprocess.Popen(
             _command(self._config, self._args, start, store, self._folder, self._heart.directory),
-            env={**os.environ, **_where_gloo_listens(store), MARK: mark},
+            env={**os.environ, **_where_gloo_listens(store), MARK: mark, LAUNCHER: str(os.getpid())},
             start_new_session=True,  # a Ctrl-C of the terminal is for this process, which passes it on
-            preexec_fn=die_with(os.getpid(), signal.SIGTERM),
             pass_fds=[] if start.number else [store.fileno()],
         )
         store.close()  # the child has it; a port that nobody serves any more must refuse

@@ -37,9 +37,10 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import parse_args, run
 
 from headrace.service.exits import describe_exit
+from headrace.service.spawn import die_with
 from headrace.system.endings import EX_FAILED
 from headrace_trainer.launch import verdict
-from headrace_trainer.launch.launcher import AGENT, BACKEND
+from headrace_trainer.launch.launcher import AGENT, BACKEND, LAUNCHER
 from headrace_trainer.launch.verdict import Verdict
 
 _LAST_WORDS_S = 2.0
@@ -113,6 +114,9 @@ class LaunchRendezvous(RendezvousHandler):
 
 
 def main() -> int:
+    # Not between fork and exec: the launcher has threads of gRPC, whose locks a forked child may find held.
+    if launcher := os.environ.get(LAUNCHER):
+        die_with(int(launcher), signal.SIGTERM)()
     folder, arguments = Path(sys.argv[1]), parse_args(sys.argv[2:])
     rendezvous_handler_registry.register(BACKEND, LaunchRendezvous)
     os.environ[AGENT] = str(os.getpid())  # torchrun's ranks would live on without it
