@@ -15,7 +15,7 @@ from headrace.plugins.transports import TRANSPORTS, Transport
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Communicator", "CommunicatorError", "Transport", "connect", "nccl_version"]
+__all__ = ["Communicator", "CommunicatorError", "Transport", "connect", "library_version"]
 
 
 class CommunicatorError(RuntimeError):
@@ -33,7 +33,7 @@ class Communicator(Protocol):
         """Give everything back, aborting what is under way. Never blocks, may be called twice."""
 
 
-def nccl_version(transport: str) -> str:
+def library_version(transport: str) -> str:
     """The version of the library that carries this transport's weights; "" where versions do not matter.
 
     Members of a group must have the same: NCCL refuses others, and says so in its own log alone. Raises

@@ -40,7 +40,7 @@ from headrace.service.telemetry import RolloutTelemetry
 from headrace.system import disk
 from headrace.system.endings import EX_CONFIG, EX_SOFTWARE
 from headrace.traces.recording import recorder
-from headrace.weights.transports import CommunicatorError, nccl_version
+from headrace.weights.transports import CommunicatorError, library_version
 from headrace.wire.sample_checks import SampleReader
 from headrace_rollouter import metrics
 from headrace_rollouter.generation.environment_turns import environment_turns
@@ -77,7 +77,7 @@ class Rollouter:
     async def run(self) -> int:
         config = self.config
         listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
-        nccl = nccl_version(config.sync.transport)  # so does a missing NCCL
+        nccl = library_version(config.sync.transport)  # so does the transport's
         scorer = build_scorer(config)
         await scorer.start()  # and a reward that cannot be loaded
         client = connect_async(variables.redis_url())

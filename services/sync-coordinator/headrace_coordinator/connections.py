@@ -79,7 +79,7 @@ class Connections:
             command.term = self.term
             self.trainer.outgoing.put_nowait(command)
 
-    def resume(self, connection: MemberConnection, version: int, canary: pb.Canary | None) -> None:
+    def resume(self, connection: MemberConnection, version: int, canary: pb.Canary) -> None:
         # From here on it may be generating: it has to say that it has paused before it is sent anything.
         connection.paused = connection.asked_to_pause = False
         connection.version = version

@@ -24,7 +24,7 @@ from headrace.models.files import vocabulary_size
 from headrace.records.trained_log import TrainedLog
 from headrace.system.endings import EX_STOPPED
 from headrace.weights.snapshot import Snapshot
-from headrace.weights.transports import nccl_version
+from headrace.weights.transports import library_version
 from headrace.weights.transports.store import serve_store
 from headrace.wire.sample_checks import SampleReader
 from headrace_trainer import ends
@@ -134,7 +134,7 @@ class Trainer:
                 variables.coordinator(),
                 variables.token(),
                 self.report.canary,
-                nccl_version(self.config.sync.transport),
+                library_version(self.config.sync.transport),
                 self.config.services.start_timeout_s,
             )
         self.rounds = Rounds(

@@ -23,7 +23,7 @@ from headrace.service.metrics_server import serve_metrics
 from headrace.service.spawn import die_with
 from headrace.system import logs
 from headrace.system.endings import EX_BEYOND_REPAIR, EX_CONFIG, EX_FAILED, EX_STOPPED
-from headrace.weights.transports import CommunicatorError, nccl_version
+from headrace.weights.transports import CommunicatorError, library_version
 from headrace_trainer.checkpoints.checkpoint import SaveFailed
 from headrace_trainer.distributed import heartbeat
 from headrace_trainer.distributed.ranks import Ranks, keep_to_share
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """The rank's whole life; its exit code when it ends in order."""
     config = load(args.config)
     load_algorithms(config)
-    nccl_version(config.sync.transport)  # a missing NCCL shows before the model loads
+    library_version(config.sync.transport)  # a missing library shows before the model loads
     torch.set_num_threads(config.trainer.omp_threads)
     # Ranks wait for each other while rank 0 waits for samples or for a commit.
     longest = max(config.trainer.claim_timeout_s, sync_limit_s(config)) + 300.0

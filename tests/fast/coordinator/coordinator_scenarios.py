@@ -19,6 +19,7 @@ member, or `trainer` for the one that came last. Commands:
                                     a trainer connects, of a new lineage unless one is named
     lineage                         a new trainer is about to come: it has opened its lineage
     hang-up NAME | reconnect NAME | leave NAME
+    pod-gone REPLICA                the process of `rollouter-REPLICA-...` is no more, the cluster says
     silence NAME COMMAND ...        it does not answer these
     hang-up-at NAME COMMAND         it hangs up when it hears this
     fail NAME COMMAND [times=N] [moved-on]                      it answers with a failure
@@ -35,6 +36,7 @@ member, or `trainer` for the one that came last. Commands:
     hold-replies OPERATION          the ledger does it, and its replies are kept back from then on
     let-go                          they arrive
     status                          what `headrace status` asks for
+    failures                        what headrace_sync_failures_total has counted since the first command
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from typing import Any
 
 import yaml
 
+from headrace.metrics import coordinator as table
 from headrace.v1 import sync_pb2 as pb
 from tests.fast.coordinator.coordinator_stage import Stage, Staged, StagedMember, StagedTrainer
 
@@ -102,6 +105,7 @@ class Script:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.trainer: StagedTrainer | None = None
+        self._failures = _sync_failures()
 
     def run(self, line: str) -> None:
         name, *words = line.split()
@@ -162,6 +166,9 @@ class Script:
 
     def do_leave(self, name: str) -> None:
         self.peer(name).report(leaving=pb.MemberLeaving())
+
+    def do_pod_gone(self, replica: str) -> None:
+        self.stage.do(self.stage.driver.reports.replica_gone(replica))
 
     # -- how they behave -------------------------------------------------------------------------
 
@@ -241,6 +248,10 @@ class Script:
     def do_let_go(self) -> None:
         self.stage.ledger.let_go()
 
+    def do_failures(self) -> None:
+        counted = {k: v - self._failures[k] for k, v in _sync_failures().items()}
+        self.stage.say("failures: " + " ".join(f"{reason}={count:g}" for reason, count in counted.items()))
+
     def do_status(self) -> None:
         reply, stats = self.stage.status(), self.stage.ledger.model.stats()
         members = ",".join(f"{m}={v}" for m, v in sorted(stats.members.items()))
@@ -252,3 +263,13 @@ class Script:
             f"  ledger: version={stats.version} held={str(stats.held).lower()} members {members or '-'}",
         ):
             self.stage.say(line)
+
+
+def _sync_failures() -> dict[str, float]:
+    """By reason, of this process."""
+    (family,) = table.SYNC_FAILURES.collect()
+    return {
+        sample.labels["reason"]: sample.value
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels
+    }

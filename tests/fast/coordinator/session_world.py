@@ -21,6 +21,7 @@ from headrace_coordinator.rounds.session import (
     Event,
     Expire,
     Form,
+    Left,
     Loaded,
     Pause,
     Paused,
@@ -49,6 +50,7 @@ class World:
         self.session = session
         self.first_roster = list(session.roster)
         self.expired: set[str] = set()
+        self.left: set[str] = set()
         self.trainer_lost = False
         self.group: tuple[str, ...] | None = tuple(session.roster) if session.group_is_good else None
         self.ready = {TRAINER, *session.roster} if session.group_is_good else set()
@@ -66,6 +68,8 @@ class World:
         phase, before = s.phase, s.attempt
         if isinstance(event, TrainerLost):
             self.trainer_lost = True
+        if isinstance(event, Left) and not phase.ended and phase is not Phase.COMMITTING:
+            self.left |= {event.who} & set(s.roster)  # expired by whoever has told
         if phase is Phase.FORMING and isinstance(event, Ready) and event.attempt == before:
             self.ready.add(event.who)
         if phase is Phase.TRANSFERRING:
@@ -90,7 +94,7 @@ class World:
                     assert who in self.first_roster
                 case Expire(who):
                     assert who in self.first_roster
-                    assert who not in self.expired, f"{who} expired twice"
+                    assert who not in self.expired | self.left, f"{who} expired twice"
                     self.expired.add(who)
                 case Form(attempt, members):
                     self.living(members)
@@ -118,10 +122,12 @@ class World:
         if not s.phase.ended and s.phase is not Phase.COMMITTING:
             assert s.waiting, "it waits for nobody: only a deadline would wake it"
             assert s.waiting <= {TRAINER, *s.roster}
-        assert set(s.roster) == set(self.first_roster) - self.expired, "leaving the roster is an Expire"
+        assert set(s.roster) == set(self.first_roster) - self.expired - self.left, (
+            "nobody else leaves the roster"
+        )
 
     def living(self, members: tuple[str, ...]) -> None:
-        assert not set(members) & self.expired, "an expired member takes part"
+        assert not set(members) & (self.expired | self.left), "an expired member takes part"
         assert list(members) == self.session.roster
         assert list(members) == [m for m in self.first_roster if m in members], "the order of ranks is kept"
 

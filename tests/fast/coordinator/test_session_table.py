@@ -43,9 +43,12 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
     ("PAUSING", "Left"): [
         (
             [Paused("a"), Paused("c"), Left("b")],
-            lambda w, a: a == [Expire("b", "left"), Form(1, ("a", "c"))],
+            lambda w, a: a == [Form(1, ("a", "c"))],
         ),
-        ([Left("b")], lambda w, a: w.session.phase is Phase.PAUSING and a == [Expire("b", "left")]),
+        (
+            [Left("b")],
+            lambda w, a: w.session.phase is Phase.PAUSING and not a and "b" not in w.session.roster,
+        ),
     ],
     ("PAUSING", "Deadline"): [
         (
@@ -59,7 +62,7 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
             lambda w, a: w.session.phase is Phase.TRANSFERRING and a == [Transfer(1, ("a", "b", "c"))],
         )
     ],
-    ("FORMING", "Failed, Lost, Deadline"): [
+    ("FORMING", "Failed, Lost, Left, Deadline"): [
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Failed("c", 1, "x")], new_attempt),
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Lost("c")], new_attempt),
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Left("c")], new_attempt),
@@ -83,7 +86,7 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
             lambda w, a: a[-1] == Commit((), DIGEST),
         ),
     ],
-    ("TRANSFERRING", "Failed, Lost, Deadline"): [
+    ("TRANSFERRING", "Failed, Lost, Left, Deadline"): [
         ([Failed("a", 1, "x"), Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST)], new_attempt),
         ([Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST), Lost("a")], new_attempt),
         ([Lost("a"), Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST)], new_attempt),

@@ -179,6 +179,16 @@ async def test_only_a_canary_that_agrees_is_trusted(difference: float, trusted: 
     assert w.version == 4
 
 
+async def test_without_a_canary_results_wait() -> None:
+    engine, c = Engine(), config()
+    w = worker(Ledger(), engine, c)
+    member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
+    await member._resume(pb.Resume(version=4))
+    assert w.serving.is_set()
+    assert not w.trusted.is_set()
+    assert member.stream.outgoing.empty(), "it has compared nothing, and reports no difference"
+
+
 def test_sampling_seeds_differ_in_everything_that_identifies_a_trajectory() -> None:
     seeds = {
         sampling_seed(run, sample, index, have)

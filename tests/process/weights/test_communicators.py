@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.weights.transports import CommunicatorError, connect, nccl_version
+from headrace.weights.transports import CommunicatorError, connect, library_version
 from headrace.weights.transports.store import client_store, serve_store
 from tests.listeners import answers, listeners, other_addresses
 from tests.process.weights.children import PATIENCE_S, Children
@@ -141,22 +141,22 @@ def test_no_store_is_a_communicator_error() -> None:
 
 
 def test_the_version_of_nccl_is_that_of_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nccl_version("gloo") == ""
+    assert library_version("gloo") == ""
     library: Any = SimpleNamespace(version="2.30.7")
     core: Any = SimpleNamespace(get_version=lambda: SimpleNamespace(nccl4py="0.6.0", libnccl=library))
     monkeypatch.setitem(sys.modules, "nccl", SimpleNamespace(core=core))
     monkeypatch.setitem(sys.modules, "nccl.core", core)
-    assert nccl_version("nccl") == "2.30.7"
+    assert library_version("nccl") == "2.30.7"
     library = None
     with pytest.raises(CommunicatorError, match=r"no libnccl.so.2 .* nvidia-nccl-cu13"):
-        nccl_version("nccl")
+        library_version("nccl")
 
 
 def test_nccl_without_its_bindings_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nccl", None)
     monkeypatch.setitem(sys.modules, "nccl.core", None)
     with pytest.raises(CommunicatorError, match="nccl4py"):
-        nccl_version("nccl")
+        library_version("nccl")
 
 
 def test_an_unknown_transport_is_refused() -> None:

@@ -207,11 +207,12 @@ class Member:
         self._worker.trace.complete("paused", self._paused_ns, time.monotonic_ns(), version=resume.version)
         self._worker.resumed(resume.version)
         metrics.VERSION.set(resume.version)
-        difference = 0.0
-        if resume.HasField("canary"):
-            difference = await asyncio.wait_for(
-                self._engine.canary(resume.canary), self._config.sync.transfer_timeout_s
-            )
+        if not resume.HasField("canary"):
+            log.warning("resumed without a canary: results wait", extra={"version": resume.version})
+            return
+        difference = await asyncio.wait_for(
+            self._engine.canary(resume.canary), self._config.sync.transfer_timeout_s
+        )
         self._report(resumed=pb.MemberResumed(version=resume.version, canary_max_abs_diff=difference))
         if not difference <= self._config.canary_limit:  # NaN is no agreement either
             limit = self._config.canary_limit

@@ -92,7 +92,7 @@ class Driver:
             self._wake.clear()
             await self.roster.refuse_other_nccl()
             if self.state.pending is None:  # also when nobody is here: they may be with another coordinator
-                await self.roster.read()
+                self.roster.resume_lost(await self.roster.read())
             if self.state.pending is not None and self.trainer is not None:
                 await self._round(self.state.pending)
                 self.wake()

@@ -64,9 +64,8 @@ class Reports:
             if session.phase is s.Phase.PAUSING:
                 self._roster.resume_if_lost(connection, stats)
                 self.transfers.pause(name, self._state.round, self._state.version + 1)
-        elif connection.paused and name in stats.members and stats.phase == "idle" and not stats.held:
-            # Its resume got lost. In a round that has not committed its engine may hold anything.
-            self._roster.resume(connection)
+        else:
+            self._roster.resume_lost(stats)
         self._wake()
 
     def member_left(self, connection: MemberConnection) -> None:
@@ -90,6 +89,9 @@ class Reports:
         return gone
 
     async def _gone(self, name: str, reason: str) -> None:
+        session = self.transfers.session
+        if reason != LEFT and session is not None and name in session.roster:
+            table.SYNC_FAILURES.labels(reason="member").inc()
         await self._roster.expire(name, reason)
         self.transfers.event(s.Left(name))
         self._wake()
@@ -102,7 +104,8 @@ class Reports:
         A trainer opens its lineage in the ledger before it says hello: one that the ledger does not know is
         nobody's, and must not fence the trainer that is there.
         """
-        known = (await self._ledger.run(ops.stats())).lineage
+        stats = await self._ledger.run(ops.stats())
+        known = stats.lineage
         if connection.lineage < (newest := max(known, self._state.lineage)):
             return f"lineage {connection.lineage} is older than {newest}"
         if connection.lineage > known:
@@ -118,6 +121,8 @@ class Reports:
             self._state.manifest = manifest
         welcome = pb.TrainerWelcome(committed_version=self._state.version, tuning=self._state.tuning)
         self.connections.send_trainer(pb.TrainerCommand(welcome=welcome))
+        if self.transfers.session is None:
+            self._roster.resume_lost(stats)  # it has brought the canary that they wait for
         self._wake()
         return ""
 

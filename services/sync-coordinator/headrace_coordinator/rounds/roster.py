@@ -101,8 +101,21 @@ class Roster:
                 await self.expire(name, why)
 
     def resume(self, connection: MemberConnection) -> None:
-        """Onto the committed version, whose weights it has."""
-        self._connections.resume(connection, self._state.version, self._state.canary)
+        """Onto the committed version, whose weights it has.
+
+        Never without a canary: what the engine generates would leave unverified. A coordinator that has
+        started anew has none until the trainer reconnects; a new trainer's first round takes everybody in.
+        """
+        if (canary := self._state.canary) is not None:
+            self._connections.resume(connection, self._state.version, canary)
+
+    def resume_lost(self, stats: Stats) -> None:
+        """Members that stand paused though no round runs: their resume got lost. In a round that has not
+        committed an engine may hold anything."""
+        if stats.phase == "idle" and not stats.held:
+            for name, connection in self._connections.members.items():
+                if connection.paused and name in stats.members:
+                    self.resume(connection)
 
     def resume_if_lost(self, connection: MemberConnection, stats: Stats) -> None:
         """A member that a commit has counted, and that still stands paused under an older version, needs its

@@ -28,4 +28,7 @@ class RoundState:
 
     @property
     def canary(self) -> pb.Canary | None:
-        return None if self.manifest is None else self.manifest.canary
+        """Of the committed version; None while nobody has brought it."""
+        if self.manifest is None or self.manifest.version != self.version:
+            return None
+        return self.manifest.canary

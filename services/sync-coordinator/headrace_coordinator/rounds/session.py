@@ -6,12 +6,12 @@ deadline, and each deadline removes a member, uses up an attempt, or ends the se
 | phase        | event                         | next                                                      |
 |--------------|-------------------------------|-----------------------------------------------------------|
 | PAUSING      | Paused(last one)              | FORMING, or TRANSFERRING when the group is still good     |
-| PAUSING      | Left                          | expire it, go on with the others                          |
+| PAUSING      | Left                          | go on with the others                                     |
 | PAUSING      | Deadline                      | expire who did not pause, go on with the others           |
 | FORMING      | Ready(all and the trainer)    | TRANSFERRING                                              |
-| FORMING      | Failed, Lost, Deadline        | new attempt (below)                                       |
+| FORMING      | Failed, Lost, Left, Deadline  | new attempt (below)                                       |
 | TRANSFERRING | Loaded(all) and Sent          | COMMITTING with those whose digest is the trainer's       |
-| TRANSFERRING | Failed, Lost, Deadline        | new attempt                                               |
+| TRANSFERRING | Failed, Lost, Left, Deadline  | new attempt                                               |
 | COMMITTING   | CommitAnswer(ok)              | DONE: resume the members                                  |
 | COMMITTING   | CommitAnswer(refused)         | ABANDONED                                                 |
 | any          | TrainerLost                   | ABANDONED: everybody stays paused                         |
@@ -89,7 +89,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Left:
-    """The member took its leave: unlike one whose stream ended it will not come back."""
+    """The member is gone and expired already: unlike one whose stream ended it will not come back."""
 
     who: str
 
@@ -205,7 +205,8 @@ class TransferSession:
         if isinstance(event, Deadline):
             return self._expire(self.waiting, "did not pause in time") + self._pausing_done()
         if isinstance(event, Left):
-            return self._expire({event.who}, "left") + self._pausing_done()
+            self._remove({event.who})
+            return self._pausing_done()
         return []  # a lost stream may come back before the deadline
 
     def _pausing_done(self) -> list[Action]:
@@ -243,7 +244,10 @@ class TransferSession:
             self.why = f"{event.who} went away"
             self.failed.add(event.who)
             self.waiting.discard(event.who)
-            out = self._expire({event.who}, "went away during a sync")
+            gone = self._remove({event.who})
+            out: list[Action] = []
+            if isinstance(event, Lost):
+                out += [Expire(m, "went away during a sync") for m in gone]
             return out if self.waiting else out + self._settle()
         if isinstance(event, Deadline):
             silent = f"{silent} within {event.after_s:g} s"
@@ -303,11 +307,15 @@ class TransferSession:
         return [Transfer(self.attempt, tuple(self.roster))]
 
     def _expire(self, who: Iterable[str], reason: str) -> list[Action]:
+        return [Expire(m, reason) for m in self._remove(who)]
+
+    def _remove(self, who: Iterable[str]) -> list[str]:
+        """Go on without them; those that took part."""
         gone = [m for m in self.roster if m in set(who)]
         self.roster = [m for m in self.roster if m not in gone]
         self.waiting -= set(gone)
         self.group_is_good = self.group_is_good and not gone
-        return [Expire(m, reason) for m in gone]
+        return gone
 
     def _abandon(self, why: str) -> list[Action]:
         self.phase = Phase.ABANDONED
