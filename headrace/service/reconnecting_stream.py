@@ -112,7 +112,7 @@ class ReconnectingStream(Generic[Report, Command]):
         while True:
             try:
                 return tls.aio_channel(self._address, coordinator_stream.CLIENT)
-            except tls.NotThere as error:
+            except tls.NotUsable as error:
                 await asyncio.sleep(patience.after(error))
 
     def _raise_if_refused(self, error: grpc.aio.AioRpcError) -> None:

@@ -4,7 +4,7 @@
     arguments         --config, the address to listen on, and the service's own
     log               JSON lines on stderr, with terminal control characters escaped (`logs`)
     configuration     read and checked; the process is bound to cores if the configuration says so
-    certificates      waited for if the environment names files that do not exist yet (`tls.wait`)
+    certificates      waited for if the environment names files that cannot be used yet (`tls.wait`)
     work              the module's `serve`; the module is imported only now, as that may take seconds
     end               the return value of `serve` is the exit code. An error becomes an exit code (the
                       module's `exit_code`, then `exit_codes`) and one sentence, the last line of the log
@@ -28,7 +28,7 @@ from typing import NoReturn, Protocol, cast
 
 from headrace.config.loading import load
 from headrace.config.run import RunConfig
-from headrace.connections import tls
+from headrace.connections import tls, variables
 from headrace.service import cores
 from headrace.service.early_stop import end_when_interrupted
 from headrace.service.exit_codes import common_exit_code
@@ -80,7 +80,7 @@ class Shell:
         try:
             config = load(args.config)
             cores.bind(self.cpus(config), self.cpus_key)
-            tls.wait(config.services.start_timeout_s)
+            tls.wait(config.services.start_timeout_s, variables.redis_url_if_set())
             work = cast(Work, importlib.import_module(self.work))
             own = work.exit_code
             code = work.serve(config, args)

@@ -156,7 +156,7 @@ async def test_a_certificate_that_is_not_there_ends_every_service_alike(
     error = made.failure()
     assert error is not None
     assert f"HEADRACE_TLS_CERT: {tmp_path}/HEADRACE_TLS_CERT.pem cannot be read: No such file" in str(error)
-    assert "after 0.3 s of waiting (at most services.start_timeout_s); mount the file" in str(error)
+    assert "after 0.3 s of waiting (at most services.start_timeout_s); mount the right file" in str(error)
     assert last_words("service", error, made.exit_code) == EX_CONFIG
     await made.close()
 

@@ -65,6 +65,15 @@ def test_certificates_that_are_not_there(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in log.read_text()
 
 
+def test_certificates_that_are_no_pem(tmp_path: Path) -> None:
+    for variable in tls.VARIABLES:
+        (tmp_path / f"{variable}.pem").write_text("half a Secr")
+    process = started(tmp_path, "coordinator", 0.2)
+    assert process.wait(60) == EX_CONFIG, (tmp_path / "log").read_text()
+    reason = (tmp_path / "reason").read_text()
+    assert reason.startswith(f"HEADRACE_TLS_CERT: {tmp_path}/HEADRACE_TLS_CERT.pem is no certificate in PEM")
+
+
 @pytest.mark.parametrize(
     ("name", "number"), [*((name, signal.SIGTERM) for name in SERVICES), ("queue", signal.SIGINT)]
 )

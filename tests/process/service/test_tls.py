@@ -12,6 +12,7 @@ import grpc
 import pytest
 import redis
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from headrace.connections import tls
 from headrace.connections.redis_client import connect_async
@@ -163,5 +164,37 @@ def test_what_the_environment_may_say(tmp_path: Path, use: Use) -> None:
         tls.wait(0.1)
     use(files)
     tls.wait(0.0)
+    tls.wait(0.0, f"rediss://h/0?ssl_ca_certs={files['HEADRACE_TLS_CA']}")
     assert tls.redis_options("redis://h/0") == {}
     assert tls.redis_options("rediss://h/0?ssl_ca_certs=/mine") == {}
+
+
+def test_files_that_grpc_could_not_use_are_named(tmp_path: Path, use: Use) -> None:
+    ours, other = write(tmp_path / "ours", trustme.CA()), write(tmp_path / "other", trustme.CA())
+    cert, key, ca = tls.VARIABLES
+    half, no_pem, locked = (tmp_path / name for name in ("half", "no_pem", "locked"))
+    whole = Path(ours[cert]).read_bytes()
+    half.write_bytes(whole + whole[: len(whole) // 2])
+    no_pem.write_bytes(b"\xffnothing")
+    secret = serialization.load_pem_private_key(Path(ours[key]).read_bytes(), None)
+    pem, kind = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    locked.write_bytes(secret.private_bytes(pem, kind, serialization.BestAvailableEncryption(b"word")))
+    for files, why in (
+        ({cert: str(half)}, rf"{cert}: {half} is no certificate in PEM, or not the whole of it"),
+        ({ca: str(no_pem)}, rf"{ca}: {no_pem} is no certificate in PEM"),
+        ({ca: str(tmp_path)}, rf"{ca}: {tmp_path} cannot be read"),
+        ({key: str(no_pem)}, rf"{key}: {no_pem} is no private key in PEM"),
+        ({key: str(locked)}, rf"{key}: {locked} is no private key in PEM without a password"),
+        ({key: other[key]}, rf"{key}: .*key.pem is not the key of the certificate in .*ours"),
+    ):
+        use(ours | files)
+        with pytest.raises(tls.TlsError, match=why):
+            tls.wait(0.0)
+        with pytest.raises(tls.NotUsable, match=why):
+            tls.channel("127.0.0.1:1", ())
+    use({})
+    with pytest.raises(tls.TlsError, match=f"ssl_ca_certs of the Redis URL: {no_pem} is no certificate"):
+        tls.wait(0.0, f"rediss://:secret@h/0?ssl_ca_certs={no_pem}")
+    with pytest.raises(tls.TlsError, match="nowhere cannot be read: No such file"):
+        tls.wait(0.0, "rediss://h/0?ssl_ca_certs=/nowhere")
+    tls.wait(0.0, f"redis://h/0?ssl_ca_certs={no_pem}")
