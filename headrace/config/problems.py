@@ -13,7 +13,7 @@ from headrace.algorithms.registries import (
     REJECTION_CRITERIA,
     PolicyLoss,
 )
-from headrace.config.algorithm_checks import estimator_of, loss_of, name_problems
+from headrace.config.algorithm_names import estimator_of, loss_of, name_problems
 from headrace.config.gpu_arithmetic import Sharing
 from headrace.config.redis_memory import too_small
 from headrace.config.reward import reward_problems

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.config.algorithm_checks import estimator_of
+from headrace.config.algorithm_names import estimator_of
 
 if TYPE_CHECKING:
     from headrace.config.run import RunConfig

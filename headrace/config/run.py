@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headrace.algorithms.registries import Estimator
 from headrace.config.algorithm import ActorConfig, AlgorithmConfig, CriticConfig, RefConfig
-from headrace.config.algorithm_checks import estimator_of
+from headrace.config.algorithm_names import estimator_of
 from headrace.config.base import INITIAL, LIVE, RUN, RUN_NOT_IN_LEDGER, Section
 from headrace.config.data import DataConfig
 from headrace.config.environment import EnvironmentConfig
@@ -354,7 +354,7 @@ class RunConfig(Section):
 
     @property
     def estimator(self) -> Estimator:
-        """Raises ValueError while one of the user's is not imported: `algorithms.checks.load_estimator`."""
+        """Raises ValueError while one of the user's is not imported: `algorithm_checks.load_estimator`."""
         found = estimator_of(self)
         if found is None:
             raise ValueError(f"{self.algorithm.adv_estimator} is not imported yet")

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from headrace.metrics import coordinator, queue, rollouter, trainer
+from headrace.monitoring.expressions import panel_of
+from headrace.monitoring.panels import Panel, Row
+from headrace.monitoring.rows_balance import BALANCE, OVERVIEW
+from headrace.monitoring.rows_compute import GPU, TRAINER, VLLM
+from headrace.monitoring.rows_flow import QUEUE, STALENESS, SYNC
 
 TARGET = Path(__file__).resolve().parents[2] / "helm" / "headrace" / "dashboards" / "headrace.json"
 UID = "headrace-run"
@@ -19,35 +25,6 @@ SCHEMA = 39
 _WIDTH = 24
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _RED, _YELLOW, _GREEN = "red", "yellow", "green"
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One panel. `queries`: (legend, expression) pairs; `unit`: Grafana's name of a unit."""
-
-    kind: str
-    """`timeseries`, `stat` or `text`."""
-    title: str
-    unit: str = "short"
-    queries: Sequence[tuple[str, str]] = ()
-    description: str = ""
-    text: str = ""
-    """Markdown content of a text panel."""
-    width: int = 8
-    height: int = 8
-    stacked: bool = False
-    low: float | None = None
-    """Values at or above this are yellow."""
-    high: float | None = None
-    """Values at or above this are red."""
-    names: Sequence[tuple[str, str]] = ()
-    """(text, colour) of the values 0, 1, 2, ..."""
-
-
-@dataclass(frozen=True)
-class Row:
-    title: str
-    panels: Sequence[Panel]
 
 
 def build(rows: Sequence[Row]) -> dict[str, Any]:
@@ -187,9 +164,6 @@ def _mappings(panel: Panel) -> dict[str, Any]:
 
 def with_others(row: Row) -> Row:
     """The row, with the panels of entries that it does not name added at the end."""
-    from headrace.metrics import coordinator, queue, rollouter, trainer
-    from headrace.monitoring.expressions import panel_of
-
     shown = {panel.title for panel in row.panels}
     others = [
         panel_of(entry)
@@ -201,10 +175,6 @@ def with_others(row: Row) -> Row:
 
 
 def render() -> str:
-    from headrace.monitoring.rows_balance import BALANCE, OVERVIEW
-    from headrace.monitoring.rows_compute import GPU, TRAINER, VLLM
-    from headrace.monitoring.rows_flow import QUEUE, STALENESS, SYNC
-
     rows = (OVERVIEW, BALANCE, STALENESS, QUEUE, SYNC, VLLM, TRAINER, GPU)
     return json.dumps(build([with_others(row) for row in rows]), indent=1, ensure_ascii=False) + "\n"
 

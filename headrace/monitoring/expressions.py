@@ -7,7 +7,7 @@ queue service and the coordinator belong to the run and ignore the choice of pod
 from __future__ import annotations
 
 from headrace.metrics.series import Entry, Shown, entry_of
-from headrace.monitoring.dashboard import Panel
+from headrace.monitoring.panels import Panel
 
 _RUN = 'namespace=~"$namespace", release=~"$release"'
 _PODS = f'{_RUN}, pod=~"$pod"'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headrace.metrics import coordinator, queue, rollouter, row_keys, trainer
-from headrace.monitoring.dashboard import Panel, Row
 from headrace.monitoring.expressions import (
     largest,
     lines,
@@ -15,6 +14,7 @@ from headrace.monitoring.expressions import (
     rate,
     share,
 )
+from headrace.monitoring.panels import Panel, Row
 
 _TRAINER_IDLE = share(trainer.WAIT_SECONDS, trainer.STEP_SECONDS)
 _BUSY = share(rollouter.ACTIVE, rollouter.WINDOW)

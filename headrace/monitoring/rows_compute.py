@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.metrics import rollouter, row_keys, trainer
-from headrace.monitoring.dashboard import Row
 from headrace.monitoring.expressions import largest, lines, mean, of, of_pods, of_run, quantile, rate, sum_of
+from headrace.monitoring.panels import Row
 
 VLLM = Row(
     "vLLM",

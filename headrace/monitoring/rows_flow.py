@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headrace.metrics import coordinator, queue, rollouter, row_keys, trainer
-from headrace.monitoring.dashboard import Row
 from headrace.monitoring.expressions import (
     count_of,
     largest,
@@ -16,6 +15,7 @@ from headrace.monitoring.expressions import (
     share,
     sum_of,
 )
+from headrace.monitoring.panels import Row
 
 _STATES = {
     "ready": queue.READY,

@@ -32,8 +32,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from headrace.config.run import RunConfig
-from headrace.connections import variables
 from headrace.system import disk
 
 if TYPE_CHECKING:
@@ -213,25 +211,6 @@ class Recorder:
             "the trace ends here",
             extra={"path": str(self._path), "error": disk.full(error, self._path) or str(error)},
         )
-
-
-def recorder(config: RunConfig, process: str) -> Recorder:
-    """The recorder of a service; it records nothing unless `trace.enable` is set.
-
-    It writes into the run's directory (HEADRACE_RUN_DIR). A process without one, as in the pods of rollouters
-    and coordinator, sends its events through Redis.
-    """
-    if not config.trace.enable:
-        return Recorder(None, process)
-    from headrace.records.layout import RunLayout
-    from headrace.traces import relay
-
-    if (run_dir := variables.run_dir_if_set()) is None:
-        return relay.relayed(variables.redis_url(), config.name, process, config.trace.max_events)
-    made = Recorder(run_dir, process, max_events=config.trace.max_events)
-    if RunLayout(run_dir).in_cluster:  # the other processes use other nodes' clocks
-        relay.with_clock(made, variables.redis_url())
-    return made
 
 
 class Lanes:

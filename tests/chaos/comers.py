@@ -22,7 +22,7 @@ from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.models.files import eos_token_ids
 from headrace.rewards import build_scorer
 from headrace.system import logs
-from headrace.traces.recording import recorder
+from headrace.traces.service_recorder import recorder
 from headrace.wire.sample_checks import SampleReader
 from headrace_rollouter.generation.environment_turns import environment_turns
 from headrace_rollouter.generation.work import Worker

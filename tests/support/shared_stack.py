@@ -34,7 +34,7 @@ from headrace.records.layout import RunLayout
 from headrace.rewards import build_scorer
 from headrace.service import coordinator_stream
 from headrace.service.telemetry import encode, telemetry_key
-from headrace.traces.recording import recorder
+from headrace.traces.service_recorder import recorder
 from headrace.v1 import sync_pb2_grpc
 from headrace.wire.sample_checks import SampleReader
 from headrace_coordinator.rounds.driver import Driver

@@ -7,30 +7,16 @@ call ends within the timeout given at construction or raises; after an error it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headrace.plugins.registry import imported
 from headrace.plugins.transports import TRANSPORTS, Transport
+from headrace.weights.transports.communicator import Communicator, CommunicatorError
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Communicator", "CommunicatorError", "Transport", "connect", "library_version"]
-
-
-class CommunicatorError(RuntimeError):
-    """A peer is gone, too slow, or the transport failed."""
-
-
-class Communicator(Protocol):
-    rank: int
-    world_size: int
-
-    def broadcast(self, buffer: torch.Tensor) -> None:
-        """Rank 0's bytes into everybody's `buffer` (1-d uint8 on the communicator's device)."""
-
-    def close(self) -> None:
-        """Give everything back, aborting what is under way. Never blocks, may be called twice."""
 
 
 def library_version(transport: str) -> str:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.connections.net import interface_address
-from headrace.weights.transports import CommunicatorError
+from headrace.weights.transports.communicator import CommunicatorError
 
 
 class GlooCommunicator:

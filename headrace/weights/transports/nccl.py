@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headrace.weights.transports import CommunicatorError
+from headrace.weights.transports.communicator import CommunicatorError
 
 _POLL_S = 0.0005
 

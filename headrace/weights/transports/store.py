@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from headrace.connections.net import bound_socket
-from headrace.weights.transports import CommunicatorError
+from headrace.weights.transports.communicator import CommunicatorError
 
 
 def serve_store(host: str) -> dist.TCPStore:

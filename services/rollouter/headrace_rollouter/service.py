@@ -39,7 +39,7 @@ from headrace.service.startup import until_configured
 from headrace.service.telemetry import RolloutTelemetry
 from headrace.system import disk
 from headrace.system.endings import EX_CONFIG, EX_SOFTWARE
-from headrace.traces.recording import recorder
+from headrace.traces.service_recorder import recorder
 from headrace.weights.transports import CommunicatorError, library_version
 from headrace.wire.sample_checks import SampleReader
 from headrace_rollouter import metrics

@@ -20,12 +20,12 @@ from headrace.config.run import RunConfig
 from headrace.connections.redis_client import connect
 from headrace.local.valkey_server import start_valkey
 from headrace.traces import clock as trace_clock
-from headrace.traces import recording
 from headrace.traces import relay as trace_relay
 from headrace.traces.clock import Reading, aligned
 from headrace.traces.reading import Start, read
 from headrace.traces.recording import Recorder
 from headrace.traces.relay import Collector, Relay, collecting, stream_key
+from headrace.traces.service_recorder import recorder
 from tests.fast.config.test_config import changed
 from tests.support.trace_runs import S, command, run_directory
 from tests.waiting import until
@@ -188,9 +188,9 @@ def test_a_service_without_the_directory(
     monkeypatch.setenv("HEADRACE_REDIS_URL", _url(client))
     monkeypatch.delenv("HEADRACE_RUN_DIR", raising=False)
     c = RunConfig.model_validate(changed(name="r", trace__enable=True))
-    relayed = recording.recorder(c, "coordinator")
+    relayed = recorder(c, "coordinator")
     monkeypatch.setenv("HEADRACE_RUN_DIR", str(run))
-    seen = recording.recorder(c, "trainer-0")
+    seen = recorder(c, "trainer-0")
     with caplog.at_level(logging.WARNING), collecting(_url(client), "r", run):
         relayed.instant("a")
         seen.instant("b")
@@ -203,7 +203,7 @@ def test_a_service_without_the_directory(
     relayed.close()
     seen.close()
     assert caplog.records == []
-    assert not recording.recorder(RunConfig.model_validate(changed()), "off").enabled
+    assert not recorder(RunConfig.model_validate(changed()), "off").enabled
 
 
 def test_a_run_on_one_machine_has_one_clock(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_run_on_one_machine_has_one_clock(run: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HEADRACE_RUN_DIR", str(run))
     monkeypatch.setattr(trace_relay, "with_clock", lambda *_: pytest.fail("there is nothing to align"))
     c = RunConfig.model_validate(changed(trace__enable=True))
-    recording.recorder(c, "trainer-0").instant("a")
+    recorder(c, "trainer-0").instant("a")
     assert names(run) == {"trainer-0": ["a"]}
 
 
@@ -238,8 +238,8 @@ def test_clocks_of_two_nodes_are_brought_together(
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() - 90 * S)
     there = Recorder(run, "trainer-1")
-    for recorder in (here, there):
-        recorder.clock(trace_clock.ask(client, recorder.offset_ns))
+    for each in (here, there):
+        each.clock(trace_clock.ask(client, each.offset_ns))
     before = time.monotonic_ns()
     for recorder in (here, there):
         recorder.complete("update_actor", before, before + S)

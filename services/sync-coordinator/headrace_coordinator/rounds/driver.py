@@ -18,7 +18,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.ledger.replies import CommitStatus
 from headrace.metrics import coordinator as table
-from headrace.traces.recording import recorder
+from headrace.traces.service_recorder import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
 from headrace_coordinator.connections import Connections, TrainerConnection

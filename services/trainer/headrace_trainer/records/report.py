@@ -14,7 +14,7 @@ from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
 from headrace.metrics import row_keys
 from headrace.records.sample_dump import SampleDump
-from headrace.traces.recording import recorder
+from headrace.traces.service_recorder import recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer.checkpoints.progress import Progress
 from headrace_trainer.distributed.ranks import Ranks
