@@ -241,8 +241,8 @@ def test_clocks_of_two_nodes_are_brought_together(
     for each in (here, there):
         each.clock(trace_clock.ask(client, each.offset_ns))
     before = time.monotonic_ns()
-    for recorder in (here, there):
-        recorder.complete("update_actor", before, before + S)
+    for each in (here, there):
+        each.complete("update_actor", before, before + S)
     one, two = (s.events[0] for s in read(run).starts)
     assert abs(one.ts - two.ts) < S
     assert abs(one.end - two.end) < S
