@@ -22,18 +22,18 @@ _HEAD = """# Configuration
 
 One YAML file describes a run; every service reads the same one. `headrace run FILE key.path=value ...`
 changes single keys. Unknown keys are refused, and values that do not fit together are refused with the
-change that mends them. `headrace run FILE --dry-run` checks everything and shows the plan. The resolved
-configuration lies in the run's directory as `config.yaml`.
+change that fixes them. `headrace run FILE --dry-run` checks everything and shows the plan. The resolved
+configuration is in the run's directory as `config.yaml`.
 
 The column *lifetime* says how long a value holds:
 
 - `run`: for the life of the run. Its ledger and checkpoints are made with it; a resume or an upgrade with
   another value is refused.
 - `start`: until the service starts again. A resume, or an upgrade, may change it.
-- `live`: until `headrace tune` or an upgrade changes it, while the run is on.
+- `live`: until `headrace tune` or an upgrade changes it, while the run is in progress.
 - `initial`: the value that the run starts with; `headrace scale` and `kubectl scale` change it afterwards.
 
-Made from the models in `headrace/config*.py` by `make docs`.
+Made from the models in `headrace/config/` by `make docs`.
 """
 
 
@@ -60,7 +60,7 @@ def _kind(annotation: Any) -> str:
     if _table(annotation) is not None:
         return "sections by name"
     text = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
-    return (text or re.sub(r"\b(typing|headrace\.\w+)\.", "", str(annotation))).replace("|", "\\|")
+    return (text or re.sub(r"\b(typing|headrace(\.[a-z]\w*)+)\.", "", str(annotation))).replace("|", "\\|")
 
 
 def _limits(info: FieldInfo) -> str:
