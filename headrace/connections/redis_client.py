@@ -78,13 +78,41 @@ class _UpFirst(redis.asyncio.ConnectionPool):
         return super().get_available_connection()  # type: ignore[no-untyped-call]
 
 
-class _UnixConnection(redis.asyncio.UnixDomainSocketConnection):
+class _Cancellable(redis.asyncio.connection.AbstractConnection):
+    """What is cancelled ends. redis-py writes under asyncio.wait_for, and before Python 3.12 that forgets a
+    cancellation, or a deadline, that comes between the end of the write and its own turn."""
+
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        task = asyncio.current_task()
+        before = task.cancelling() if task is not None else 0
+        await super().send_packed_command(*args, **kwargs)
+        if task is not None and task.cancelling() > before:
+            await self.disconnect(nowait=True)  # nobody reads the answer
+            raise asyncio.CancelledError
+
+
+class _TcpConnection(_Cancellable, redis.asyncio.Connection):
+    pass
+
+
+class _TlsConnection(_Cancellable, redis.asyncio.SSLConnection):
+    pass
+
+
+class _UnixConnection(_Cancellable, redis.asyncio.UnixDomainSocketConnection):
     """redis-py's logs in while it connects, and once more afterwards: a refused password, or a server that
     still loads, would be told as a lost connection."""
 
     async def _connect(self) -> None:
         async with asyncio.timeout(self.socket_connect_timeout):
             self._reader, self._writer = await asyncio.open_unix_connection(path=self.path)
+
+
+_OURS = {
+    redis.asyncio.Connection: _TcpConnection,
+    redis.asyncio.SSLConnection: _TlsConnection,
+    redis.asyncio.UnixDomainSocketConnection: _UnixConnection,
+}
 
 
 class _Pool(redis.asyncio.BlockingConnectionPool, _UpFirst):
@@ -106,8 +134,7 @@ def connect_async(url: str, timeout_s: float = CALL_S) -> redis.asyncio.Redis:
         retry=AsyncRetry(NoBackoff(), 0),
         **_options(url, timeout_s),
     )
-    if pool.connection_class is redis.asyncio.UnixDomainSocketConnection:
-        pool.connection_class = _UnixConnection  # an argument would lose against the URL
+    pool.connection_class = _OURS[pool.connection_class]  # an argument would lose against the URL
     return redis.asyncio.Redis.from_pool(pool)
 
 

@@ -26,6 +26,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import secrets
@@ -186,7 +187,8 @@ class Supervisor:
         self._note(f"{failed.reason}; the run goes on without it (log: {failed.log})")
         if child.process is not None and child.running:
             child.process.kill()
-            child.process.wait(KILL_WAIT_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the guardian kills it once more
+                child.process.wait(KILL_WAIT_S)
         self._forget(child)
         self.given_up.append(child.name)
 
