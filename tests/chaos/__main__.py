@@ -20,7 +20,7 @@ from tests.chaos.faults import LIMIT_S
 from tests.chaos.kinds import FAULTS, KINDS, LONG, plan, rng_of
 from tests.chaos.terminal import TERMINAL
 from tests.chaos.verdict import Outcome, Verdict, judge, table
-from tests.chaos.world import ROLLOUTERS, Stuck, World
+from tests.chaos.world import BATCH, ROLLOUTERS, Stuck, World
 
 SAMPLES_PER_FAULT = 240
 TERMINAL_SAMPLES = 4000
@@ -67,7 +67,7 @@ def shared_run(
 ) -> Verdict:
     """One run under as many of `faults` as strike before it is over, or breaks."""
     weight = sum(LONG.get(kind, 1) for _, kind in faults)
-    samples = -(-max(1, weight) * samples_per_fault // 8) * 8
+    samples = -(-max(1, weight) * samples_per_fault // BATCH) * BATCH
     world = World(directory, samples, seed, overrides)
     outcomes: list[Outcome] = []
     verdict = Verdict()

@@ -21,6 +21,7 @@ from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger, SyncLedger
 from headrace.models.files import eos_token_ids
 from headrace.rewards import build_scorer
+from headrace.service import telemetry
 from headrace.system import logs
 from headrace.traces.service_recorder import recorder
 from headrace.wire.sample_checks import SampleReader
@@ -29,6 +30,7 @@ from headrace_rollouter.generation.work import Worker
 from headrace_rollouter.membership.beats import Beats
 from headrace_rollouter.membership.member import Expelled, Member
 from headrace_rollouter.service import _decoder
+from tests.chaos.membership import NAMED
 from tests.support import scripted_rollouter
 from tests.support.scripted_rollouter import ScriptedEngine
 
@@ -37,7 +39,7 @@ END_S = 10.0
 
 
 async def come_and_go(config: RunConfig, number: int, stop_ids: list[int]) -> None:
-    owner = f"rollouter-comer-{uuid.uuid4().hex[:8]}"
+    owner = f"{NAMED}{uuid.uuid4().hex[:8]}"
     client = connect_async(variables.redis_url())
     ledger = AsyncLedger(client, config.name, waits_when_full=True)
     lease_s = config.ledger.lease_s
@@ -68,6 +70,7 @@ async def come_and_go(config: RunConfig, number: int, stop_ids: list[int]) -> No
         async with asyncio.timeout(TAKES_PART_S):
             while worker.samples_finished == 0 and not any(task.done() for task in tasks):
                 await asyncio.sleep(0.05)  # poll interval
+        await telemetry.tell(client, config.name, owner, telemetry.RolloutTelemetry())
         if number % 2:
             await asyncio.wait_for(worker.drain(), 30.0)
             await asyncio.to_thread(beats.stop)

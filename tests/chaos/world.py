@@ -40,6 +40,7 @@ LEASE_S = 3.0
 ROLLOUTERS = 2
 REPLACE_LIMIT_S = 60.0
 UP_LIMIT_S = 180.0
+BATCH = 8
 APPEND_ONLY = "appendonlydir"
 """Where the Valkey server keeps what it must not lose."""
 
@@ -69,6 +70,8 @@ class World:
         self.flags.mkdir(parents=True)
         self.layout = RunLayout(directory / NAME)
         self.rollouters = ROLLOUTERS
+        self.updates = samples // BATCH
+        """About as many as the run has data for."""
         self._password = secrets.token_urlsafe(16)
         self.valkey: ValkeyServer = start_valkey(directory / "valkey", self._password)
         self.proxy = Proxy(self.valkey.port)
@@ -82,7 +85,7 @@ class World:
             f"rollout.total_rollout_steps={samples}",
             f"rollout.replicas={ROLLOUTERS}",
             "rollout.test_freq=40",
-            "actor.ppo_mini_batch_size=8",
+            f"actor.ppo_mini_batch_size={BATCH}",
             "trainer.save_freq=0",
             "trainer.save_interval_s=4",
             f"ledger.lease_s={LEASE_S}",
@@ -247,8 +250,7 @@ class World:
 
     def spawn(self, *words: str) -> subprocess.Popen[bytes]:
         """`python -m WORDS` among the run's services, with their environment."""
-        log = self.directory / f"{words[0]}.log"
-        with log.open("ab") as output:
+        with self._log(words[0]).open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words],
                 cwd=ROOT,
@@ -258,6 +260,13 @@ class World:
             )
         self._extra.append(process)
         return process
+
+    def lines(self, module: str) -> list[str]:
+        """What processes of `spawn` have printed, so far."""
+        return self._log(module).read_text(errors="replace").splitlines()
+
+    def _log(self, module: str) -> Path:
+        return self.directory / f"{module}.log"
 
     def double(self, name: str) -> subprocess.Popen[bytes]:
         """A second process of a service, on ports of its own, that the runner knows nothing of.

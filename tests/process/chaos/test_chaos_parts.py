@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import redis
 
+from headrace.ledger import keys
 from headrace.wire import payloads
-from tests.chaos import membership
+from tests.chaos import membership, reward
 from tests.chaos.kinds import FAULTS, KINDS, LONG, rng_of
 from tests.chaos.membership import Measured, Size, growth
 from tests.chaos.payloads import WHERE, flip
 from tests.chaos.proxy import Proxy
 from tests.chaos.terminal import TERMINAL
-from tests.chaos.world import Stuck
+from tests.chaos.world import NAME, Stuck
 
 MIB = 1 << 20
 
@@ -34,11 +36,11 @@ def measured(
     to_redis: int = 20,
     mib: int = 500,
     keys: int = 12,
-    told: int = 2,
+    of_comers: frozenset[str] = frozenset(),
 ) -> Measured:
     size = Size(threads, descriptors, to_redis, mib * MIB)
     names = {f"owned:rollouter-{number}" for number in range(keys)}
-    return Measured({("coordinator", 1): size, ("engine core", 2): size}, names, told)
+    return Measured({("coordinator", 1): size, ("engine core", 2): size}, names, set(of_comers))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def measured(
         (measured(to_redis=29), "20 -> 29 connections to Redis"),
         (measured(mib=700), "500 -> 700 MiB"),
         (measured(keys=17), "12 -> 17 keys in Redis, of these new: owned:rollouter-12, owned:rollouter-13"),
-        (measured(told=27), "telemetry of 2 -> 27 rollouters"),
+        (measured(of_comers=frozenset({"beats rollouter-comer-1"})), "are gone: beats rollouter-comer-1"),
     ],
 )
 def test_what_fifty_changes_leave_behind_is_told(after: Measured, said: str) -> None:
@@ -62,9 +64,9 @@ def test_what_fifty_changes_leave_behind_is_told(after: Measured, said: str) -> 
 def test_a_run_that_is_over_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes are gone, and so is whatever they had left behind."""
     found = iter([measured(), Measured()])
-    monkeypatch.setattr(membership, "_come_and_go", lambda world, comers: 1.0)
+    monkeypatch.setattr(membership, "_come_and_go", lambda world, comers, pace: 1.0)
     monkeypatch.setattr(membership, "measure", lambda world: next(found))
-    over: Any = SimpleNamespace(ended=True, wait=lambda *_: 0.0, is_well=lambda: True)
+    over: Any = SimpleNamespace(ended=True, steps=1, updates=300, wait=lambda *_: 0.0, is_well=lambda: True)
     with pytest.raises(Stuck, match="over before the last measurement"):
         membership.fifty_changes(over, random.Random(0))
 
@@ -186,3 +188,54 @@ def test_lines_are_as_bad_as_they_are_told_to_be(echo: tuple[Proxy, socket.socke
     client.settimeout(0.2)
     with pytest.raises(TimeoutError):
         client.recv(1)
+
+
+def test_what_names_a_rollouter_that_is_gone_is_found(quick_valkey: redis.Redis) -> None:
+    """In the name of a key or in an entry, of a sort that the ledger has or of a new one."""
+    quick_valkey.flushall()
+    prefix, gone = keys.prefix(NAME), f"{membership.NAMED}1"
+    quick_valkey.hset(f"{prefix}beats", mapping={gone: "3/1", "rollouter-0-abc": "9/1"})
+    quick_valkey.sadd(f"{prefix}group-17", gone)
+    quick_valkey.zadd(f"{prefix}retries", {"0000000001": 1})
+    quick_valkey.sadd(f"{prefix}owned:{gone}", "0000000002")
+    quick_valkey.hset(f"{prefix}s:0000000002", "owner", gone)
+    quick_valkey.set(f"{prefix}reply:{gone}", "{}")
+    world: Any = SimpleNamespace(
+        pids=dict,
+        trainer_ranks=list,
+        redis=contextlib.nullcontext(quick_valkey),
+        proxy=SimpleNamespace(port=1),
+    )
+    found = membership.measure(world)
+    assert found.keys == {"group-17", f"owned:{gone}"}
+    assert found.of_comers == {f"beats {gone}", f"group-17 {gone}", f"owned:{gone} owned:{gone}"}
+    assert {"meta", "beats", "val:rows", "retries"} <= membership.FIXED
+
+
+@pytest.mark.parametrize(("gone", "slowed"), [(0, True), (3, False)])
+def test_a_run_that_gets_ahead_of_the_comers_is_slowed_down(tmp_path: Path, gone: int, slowed: bool) -> None:
+    seen, printed, steps = [], ["comer 1"], 10
+    flag = tmp_path / reward.SLOW
+
+    def wait(what: str, condition: Any, limit_s: float) -> float:
+        nonlocal steps
+        if "come and go" in what:
+            printed.extend(f"comer {number + 1}" for number in range(gone))
+            steps += 12
+            world.steps = steps
+            condition()
+            seen.append(flag.exists())
+        return 1.0
+
+    world: Any = SimpleNamespace(
+        steps=steps,
+        flags=tmp_path,
+        layout=SimpleNamespace(config="config.yaml"),
+        spawn=lambda *_: SimpleNamespace(poll=lambda: 0, returncode=0),
+        lines=lambda _: list(printed),
+        wait=wait,
+        is_well=lambda: True,
+    )
+    membership._come_and_go(world, 3, 5)
+    assert seen == [slowed]
+    assert not flag.exists()
