@@ -53,7 +53,7 @@ def test_it_waits_for_the_queue_service_and_goes_on_with_its_run() -> None:
 
 
 def test_it_waits_for_redis_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "headrace.service.startup")
+    caplog.set_level("INFO", "headrace.startup")
     away = LedgerUnavailable("not reached")
     early = LedgerError("HEADRACE the run x is not configured in this server")
     startup.wait_until_configured(Ledger(away, away, early, away, early, begun()), config())  # type: ignore[arg-type]

@@ -135,7 +135,7 @@ TRIES = """
 import sys, tempfile
 from pathlib import Path
 tempfile.tempdir = sys.argv[1]
-from headrace.config import RunConfig
+from headrace.config.run import RunConfig
 from headrace.local import scratch, trial
 scratch._parents = lambda: [Path(sys.argv[1])]
 trial.run(RunConfig.model_validate_json(sys.stdin.read()), 600.0)
