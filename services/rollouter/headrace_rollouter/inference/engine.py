@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -126,8 +127,16 @@ class Engine:
             disable_log_stats=False,
             **options,
         )
+
+        class Core(AsyncLLM):
+            """Is shut down in order. What is left of it at Python's own end has lost the modules it needs."""
+
+            def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+                if not is_finalizing():
+                    super().__del__()
+
         with safe_path_for_children():  # a model's class is looked at in a process that vLLM starts
-            llm = AsyncLLM.from_engine_args(args)
+            llm = Core.from_engine_args(args)
         return cls(config, llm, stop_token_ids)
 
     # -- generation ------------------------------------------------------------------------------
