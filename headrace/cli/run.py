@@ -23,7 +23,7 @@ from headrace.local import assets, ledger_claim, preflight
 from headrace.local.progress import make_display
 from headrace.local.prometheus import LocalPrometheus
 from headrace.local.services import plan
-from headrace.local.session import Session, Signals
+from headrace.local.session import LocalRun, Signals
 from headrace.records import checkpoints
 from headrace.records import summary as summaries
 from headrace.records.checkpoints import RESUMED_FROM, checkpoint_at, complete_checkpoints
@@ -204,7 +204,7 @@ def _run_locked(
     )  # a request to resume from a path applies once
     with Signals() as signals:
         display = make_display(sys.stdout, f"headrace: {config.name}")
-        session = Session(config, layout, lock, display, signals, resume, prometheus)
+        session = LocalRun(config, layout, lock, display, signals, resume, prometheus)
         try:
             verb = "continuing" if continues else "starting"
             display.note(f"{verb} run {config.name} in {layout.root} ({config.derived_mode})")

@@ -14,7 +14,7 @@ from typing import IO, Any
 from headrace.cli import options
 from headrace.cli.status import no_run
 from headrace.records.layout import find_run
-from headrace.traces.reading import Event, NothingRecorded, Start, Trace, read
+from headrace.traces.reading import NothingRecorded, ProcessTrace, Trace, TraceEvent, read
 from headrace.traces.recording import kind_of, process_order, track_order
 
 EXIT_USAGE = 2
@@ -144,14 +144,14 @@ def merge(found: Trace) -> list[ChromeEvent]:
             tid = numbers[track] = len(numbers) + 1
             metadata += _named("thread", track, pid, tid, tid)
         for start in starts:
-            begin = Event("i", "start", "main", start.ts, args={"pid": start.pid})
+            begin = TraceEvent("i", "start", "main", start.ts, args={"pid": start.pid})
             events += [_chrome(e, pid, numbers, zero) for e in [begin, *start.events]]
     return metadata + sorted(events, key=lambda e: (e["ts"], -e.get("dur", 0.0)))
 
 
-def _rows(starts: Sequence[Start]) -> list[tuple[str, list[Start]]]:
+def _rows(starts: Sequence[ProcessTrace]) -> list[tuple[str, list[ProcessTrace]]]:
     """(name, starts) of each row, from the top."""
-    rows: list[list[Start]] = []
+    rows: list[list[ProcessTrace]] = []
     for start in sorted(starts, key=lambda s: s.began):
         same = (row for row in rows if row[-1].process == start.process and row[-1].ended <= start.began)
         row = next(same, None)
@@ -179,7 +179,7 @@ def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[ChromeE
     ]
 
 
-def _chrome(event: Event, pid: int, numbers: Mapping[str, int], zero: int) -> ChromeEvent:
+def _chrome(event: TraceEvent, pid: int, numbers: Mapping[str, int], zero: int) -> ChromeEvent:
     """One event. Times are microseconds with three decimals, so no nanosecond is lost."""
     out: ChromeEvent = {"ph": event.ph, "name": event.name, "pid": pid, "ts": (event.ts - zero) / 1000}
     out["tid"] = numbers[event.track] if event.track else 0

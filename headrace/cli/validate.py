@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
             raise
         print(json.dumps({"ok": False, "problems": error.lines, "warnings": []}, indent=2))
         return EXIT_PROBLEMS
-    report = Report(config, machines, args.timeout)
+    report = Findings(config, machines, args.timeout)
     if args.json:
         print(json.dumps(report.to_plain(), indent=2))
     else:
@@ -100,7 +100,7 @@ def main(args: argparse.Namespace) -> int:
     return EXIT_PROBLEMS if report.problems else 0
 
 
-class Report:
+class Findings:
     """All checks of one configuration; the constructor runs them."""
 
     def __init__(self, config: RunConfig, machines: Machines, timeout_s: float) -> None:

@@ -155,7 +155,7 @@ def uneven_share(mini_batch: int, ranks: int) -> float:
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchPlan:
     """How the samples of a run fall into updates."""
 
     samples: int
@@ -176,7 +176,7 @@ class Batches:
         return self.samples % self.per_update
 
 
-def batch_notes(b: Batches) -> Iterator[str]:
+def batch_notes(b: BatchPlan) -> Iterator[str]:
     """What about the batches is allowed but wasteful, each with the change that mends it."""
     if b.mini_batch % b.ranks:
         fewest, most = samples_per_rank(b.mini_batch, b.ranks)

@@ -14,7 +14,7 @@ from headrace.config.run import RunConfig
 from headrace.data.feed_order import FeedOrder, feed_order
 from headrace.data.problems import DataError, Problems
 from headrace.data.prompts import Prompts, Tokenizer, tokenize_rows
-from headrace.data.rows import Progress, Rows, read_entries
+from headrace.data.rows import DataRows, Progress, read_entries
 from headrace.data.tokenizer import load_tokenizer, need_template
 
 
@@ -34,14 +34,14 @@ class DataSet:
             yield from (f"data.{key}: {line}" for line in prompts.remarks(data))
 
 
-def read_train(data: DataConfig, progress: Progress | None = None) -> Rows:
+def read_train(data: DataConfig, progress: Progress | None = None) -> DataRows:
     """The training rows. Raises DataError."""
     return _read(data, data.train_paths, progress)
 
 
-def read_held_out(data: DataConfig, progress: Progress | None = None) -> Rows:
+def read_held_out(data: DataConfig, progress: Progress | None = None) -> DataRows:
     """The validation rows; none if no file is named. Raises DataError."""
-    return _read(data, data.val_files, progress) if data.val_files else Rows([], [], Problems())
+    return _read(data, data.val_files, progress) if data.val_files else DataRows([], [], Problems())
 
 
 def prepare(config: RunConfig, progress: Progress | None = None) -> DataSet:
@@ -64,7 +64,7 @@ def prepare(config: RunConfig, progress: Progress | None = None) -> DataSet:
     return DataSet(prompts[0], prompts[1], order, tokenizer)
 
 
-def _read(data: DataConfig, entries: list[str], progress: Progress | None) -> Rows:
+def _read(data: DataConfig, entries: list[str], progress: Progress | None) -> DataRows:
     for name in entries:
         if demo.is_demo_uri(name):
             raise DataError(f"{name} names a part of the demo: `headrace run` prepares it; give a path here")

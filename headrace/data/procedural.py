@@ -39,7 +39,7 @@ _OURS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 @dataclass(frozen=True)
-class Source:
+class GymEntry:
     """A parsed name."""
 
     dataset: str
@@ -55,7 +55,7 @@ def is_procedural(entry: str) -> bool:
     return entry.startswith(SCHEME)
 
 
-def parse(entry: str) -> Source:
+def parse(entry: str) -> GymEntry:
     """Parse a name. Raises UnreadableFile."""
     name, _, query = entry.removeprefix(SCHEME).partition("?")
     given: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def parse(entry: str) -> Source:
         is_possible, wanted = _OURS[key]
         if not is_possible(value):
             raise UnreadableFile(f"{key} = {value!r} is not possible; give {wanted}")
-    return Source(name, arguments=given, **ours)
+    return GymEntry(name, arguments=given, **ours)
 
 
 def values(entry: str) -> Iterator[tuple[int, Any]]:
@@ -102,7 +102,7 @@ def values(entry: str) -> Iterator[tuple[int, Any]]:
         yield number + 1, _value(source, carried)
 
 
-def _value(source: Source, entry: dict[str, Any]) -> dict[str, Any]:
+def _value(source: GymEntry, entry: dict[str, Any]) -> dict[str, Any]:
     """An entry in the row format."""
     prompt: Any = entry["question"]
     if source.chat:
@@ -119,7 +119,7 @@ def _value(source: Source, entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _make(source: Source) -> Any:
+def _make(source: GymEntry) -> Any:
     """The package's data set. Raises UnreadableFile."""
     try:
         package = import_reasoning_gym()

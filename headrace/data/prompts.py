@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.config.data import DataConfig
 from headrace.data.problems import MAX_PROBLEMS, DataError, Problem, Problems, count
-from headrace.data.row_format import Row
+from headrace.data.row_format import DataRow
 from headrace.data.rows import Progress
 from headrace.wire.payloads import Int32Array
 
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
 class Prompts:
     """Rows with their tokens, numbered from 0, and the rows that were left out or cut."""
 
-    rows: list[Row]
+    rows: list[DataRow]
     tokens: list[Int32Array]
     sizes: list[int]
     """Number of prompts of each entry; entries are consecutive."""
@@ -85,7 +85,7 @@ class Prompts:
 
 def tokenize_rows(
     tokenizer: Tokenizer,
-    rows: Sequence[Row],
+    rows: Sequence[DataRow],
     data: DataConfig,
     *,
     sizes: Sequence[int] | None = None,
@@ -99,7 +99,7 @@ def tokenize_rows(
     """
     longest_allowed = data.max_prompt_length
     wrong, too_long = Problems(), Problems()
-    kept: list[Row] = []
+    kept: list[DataRow] = []
     tokens: list[Int32Array] = []
     longest = 0
     entry_of = [entry for entry, size in enumerate(sizes or [len(rows)]) for _ in range(size)]
@@ -151,7 +151,7 @@ def _refuse(wrong: Problems, too_long: Problems, longest: int, n_rows: int, data
     raise DataError(summary + ":", problems[:MAX_PROBLEMS], total)
 
 
-def _ids_of_chunk(tokenizer: Tokenizer, rows: Sequence[Row], data: DataConfig) -> list[list[int] | str]:
+def _ids_of_chunk(tokenizer: Tokenizer, rows: Sequence[DataRow], data: DataConfig) -> list[list[int] | str]:
     """For each row its token ids (lengths not checked), or its problem as text."""
     out: list[list[int] | str] = ["has no tokens"] * len(rows)
     texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether special tokens are added
@@ -175,7 +175,7 @@ def _ids_of_chunk(tokenizer: Tokenizer, rows: Sequence[Row], data: DataConfig) -
     return out
 
 
-def _templated(tokenizer: Tokenizer, row: Row, data: DataConfig) -> str:
+def _templated(tokenizer: Tokenizer, row: DataRow, data: DataConfig) -> str:
     assert not isinstance(row.prompt, str)
     messages = [{"role": message.role, "content": message.content} for message in row.prompt]
     text: str = tokenizer.apply_chat_template(

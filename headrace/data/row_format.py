@@ -1,4 +1,4 @@
-"""verl's row format: check a plain value and make it a `Row`, or refuse it and name the field.
+"""verl's row format: check a plain value and make it a `DataRow`, or refuse it and name the field.
 
     {"prompt": "text" | [{"role": "user", "content": "text"}, ...],
      "data_source": "gsm8k", "reward_model": {"ground_truth": "42"},
@@ -6,7 +6,7 @@
 
 What this module guarantees:
 
-- Every `Row` is well-formed: no reward function, tokenizer or codec fails on its types later.
+- Every `DataRow` is well-formed: no reward function, tokenizer or codec fails on its types later.
 - Columns that are not in the format are ignored, as in verl. Unknown keys of a chat message are refused,
   because dropping them would change the prompt.
 - A null counts as absent where a key is optional, because a struct column in Parquet has every key in every
@@ -43,7 +43,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DataRow:
     """One prompt of the data set. `index` counts from 0 over all files, in their order."""
 
     index: int
@@ -60,7 +60,7 @@ class Row:
 
 def make_row(
     index: int, file: str, line: int, value: Any, *, is_row: bool = False, ground_truth_as_json: bool = False
-) -> Row:
+) -> DataRow:
     """Convert `value` to a row. Raises InvalidRow."""
     if not isinstance(value, dict):
         raise InvalidRow("", f"must be a JSON object, is {kind(value)}")
@@ -76,7 +76,7 @@ def make_row(
     ability = value.get("ability")
     if ability is not None and not isinstance(ability, str):
         raise InvalidRow("ability", f"must be a string, is {kind(ability)}")
-    return Row(
+    return DataRow(
         index=index,
         file=file,
         line=line,

@@ -26,9 +26,18 @@ from headrace.data.problems import (
     UnreadableFile,
     count,
 )
-from headrace.data.row_format import Message, Row, make_row
+from headrace.data.row_format import DataRow, Message, make_row
 
-__all__ = ["MAX_PROBLEMS", "DataError", "Message", "Problem", "Row", "Rows", "load_rows", "read_entries"]
+__all__ = [
+    "MAX_PROBLEMS",
+    "DataError",
+    "Message",
+    "Problem",
+    "DataRow",
+    "DataRows",
+    "load_rows",
+    "read_entries",
+]
 
 Progress = Callable[[str, int, int | None], None]
 """Called from time to time with (activity, number done, total or None if unknown)."""
@@ -37,17 +46,17 @@ _PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True)
-class Rows:
+class DataRows:
     """The rows that were read."""
 
-    rows: list[Row]
+    rows: list[DataRow]
     sizes: list[int]
     """Number of rows of each entry."""
     skipped: Problems
     """Rows that were left out."""
 
 
-def load_rows(entries: Sequence[str | Path]) -> list[Row]:
+def load_rows(entries: Sequence[str | Path]) -> list[DataRow]:
     """The rows of `entries`, in order. Checks all of them, then raises DataError if any is invalid."""
     return read_entries([str(entry) for entry in entries]).rows
 
@@ -58,9 +67,9 @@ def read_entries(
     skip_invalid: bool = False,
     ground_truth_as_json: bool = False,
     progress: Progress | None = None,
-) -> Rows:
+) -> DataRows:
     """The rows of files, directories, globs and `reasoning_gym:` names. Raises DataError."""
-    rows: list[Row] = []
+    rows: list[DataRow] = []
     sizes: list[int] = []
     fatal, invalid = Problems(), Problems()
     for entry in entries:
@@ -95,7 +104,7 @@ def read_entries(
         both.kept[MAX_PROBLEMS:] = []
         hint = "; data.skip_invalid leaves such rows out" if invalid.total and not skip_invalid else ""
         both.raise_if_any(f"{count(both.total, 'problem')} in the data{hint}:")
-    return Rows(rows, sizes, invalid)
+    return DataRows(rows, sizes, invalid)
 
 
 def _values(entry: str, fatal: Problems) -> Iterator[tuple[str, int, Any, bool]]:

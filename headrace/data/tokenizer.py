@@ -12,7 +12,7 @@ from headrace.config.run import RunConfig
 from headrace.data.problems import DataError
 from headrace.data.procedural import is_procedural
 from headrace.data.prompts import Tokenizer
-from headrace.data.row_format import Row
+from headrace.data.row_format import DataRow
 
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """A tag specific to transformers that marks the model's turns."""
@@ -42,14 +42,14 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
     return cast(Tokenizer, found)
 
 
-def need_template(tokenizer: Tokenizer, rows: Sequence[Row], config: RunConfig) -> None:
+def need_template(tokenizer: Tokenizer, rows: Sequence[DataRow], config: RunConfig) -> None:
     """Raise one DataError, not one per row, if there are chats but no chat template."""
     problem = None if getattr(tokenizer, "chat_template", None) else _no_template(rows, config)
     if problem is not None:
         raise DataError(problem)
 
 
-def _no_template(rows: Sequence[Row], config: RunConfig) -> str | None:
+def _no_template(rows: Sequence[DataRow], config: RunConfig) -> str | None:
     """The problem and its remedy if `rows` contain chats, for a model without a template; or None."""
     chat = next((row for row in rows if not isinstance(row.prompt, str)), None)
     if chat is None:
@@ -61,7 +61,7 @@ def _no_template(rows: Sequence[Row], config: RunConfig) -> str | None:
     )
 
 
-def template_problem(rows: Sequence[Row], config: RunConfig) -> str | None:
+def template_problem(rows: Sequence[DataRow], config: RunConfig) -> str | None:
     """The problem with the chat template, as far as its files show, or None. Needs no tokenizer."""
     data, path = config.data, Path(config.model.path)
     if data.chat_template is not None:

@@ -48,7 +48,7 @@ META = (
 
 
 @dataclass(frozen=True)
-class Record:
+class AuditedSample:
     """The ledger's record of one sample. Texts are as stored; "" stands for a missing value."""
 
     id: str
@@ -77,14 +77,14 @@ _WIDTH = 16
 
 
 @dataclass(frozen=True)
-class Reading:
+class LedgerReading:
     """The ledger at one instant."""
 
     issued: int
     stream_length: int
     places: dict[str, list[tuple[str, str]]]
     """Sample id -> (place, detail) for each place that it is in."""
-    records: dict[str, Record]
+    records: dict[str, AuditedSample]
     """Every issued sample, by id."""
     meta: dict[str, str]
     owned: list[tuple[str, str]]
@@ -163,15 +163,15 @@ def _groups(flat: Sequence[Any], width: int) -> list[tuple[str, ...]]:
     return [tuple(texts[i : i + width]) for i in range(0, len(texts), width)]
 
 
-def reading(raw: Any) -> Reading:
+def reading(raw: Any) -> LedgerReading:
     """Parse what `read_op` returned."""
     places: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for place, sample_id, detail in _groups(raw[2], 3):
         places[sample_id].append((place, detail))
-    records = {row[0]: Record(*row) for row in _groups(raw[3], _WIDTH)}
+    records = {row[0]: AuditedSample(*row) for row in _groups(raw[3], _WIDTH)}
     owned = [(owner, sample_id) for owner, sample_id in _groups(raw[5], 2)]
     meta = {row[0]: row[1] for row in _groups(raw[4], 2)}
-    return Reading(int(raw[0]), int(raw[1]), dict(places), records, meta, owned)
+    return LedgerReading(int(raw[0]), int(raw[1]), dict(places), records, meta, owned)
 
 
 def compare(raw: Any) -> AuditReport:
@@ -211,7 +211,7 @@ def compare(raw: Any) -> AuditReport:
     return report
 
 
-def _meta_problems(found: Reading) -> list[str]:
+def _meta_problems(found: LedgerReading) -> list[str]:
     """Missing fields of the run's own record, and fields that are behind the samples' records."""
     if not found.meta:
         return ["the run's own record (the meta key) is not there: this server holds no ledger of the run"]
@@ -232,7 +232,7 @@ def _number(text: str) -> int:
     return int(text) if text.removeprefix("-").isdigit() else -1
 
 
-def _sample_problems(r: Record, places: list[tuple[str, str]]) -> list[str]:
+def _sample_problems(r: AuditedSample, places: list[tuple[str, str]]) -> list[str]:
     out = []
     state = State(r.state)
     place, detail = places[0] if len(places) == 1 else ("", "")
@@ -262,7 +262,7 @@ def _sample_problems(r: Record, places: list[tuple[str, str]]) -> list[str]:
     return out
 
 
-def _detail(place: str, r: Record) -> str | None:
+def _detail(place: str, r: AuditedSample) -> str | None:
     """What a place should store with the sample's id; None where that is unknown."""
     details: Mapping[str, str | None] = {
         "prompts": f"{r.issue}-1",

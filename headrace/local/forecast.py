@@ -185,7 +185,7 @@ def _fits_machine(
 def _gpus(c: RunConfig, machines: Machines, found: Forecast) -> None:
     """Count GPUs even for a CPU run: the same configuration may go to a cluster."""
     t, parallel = c.trainer, c.rollout.engine.tensor_parallel_size
-    batches = arithmetic.Batches(
+    batches = arithmetic.BatchPlan(
         samples=c.rollout.total_rollout_steps,
         per_update=c.samples_per_update,
         mini_batch=c.actor.ppo_mini_batch_size,

@@ -31,7 +31,7 @@ NO_ADDRESS = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClusterReading:
     """A reading of the ledger. `stats` is None if it cannot be read; `note` says why."""
 
     stats: Stats | None
@@ -68,14 +68,16 @@ def name_of(layout: RunLayout) -> str:
     return loading.load(layout.config).name if layout.config.exists() else layout.root.name
 
 
-def look(layout: RunLayout, timeout_s: float = 3.0) -> Reading:
+def look(layout: RunLayout, timeout_s: float = 3.0) -> ClusterReading:
     """Read the ledger once. Does not raise if it cannot be read."""
     try:
         url, run = ledger_url(), name_of(layout)
         if url is None:
-            return Reading(None, note=NO_ADDRESS)
+            return ClusterReading(None, note=NO_ADDRESS)
         with connect(url, timeout_s=timeout_s) as client:
             stats = SyncLedger(client, run, retry_s=1.0).run(ops.stats())
-            return Reading(stats, recommendation.decode(client.get(recommendation.recommendation_key(run))))
+            return ClusterReading(
+                stats, recommendation.decode(client.get(recommendation.recommendation_key(run)))
+            )
     except (LedgerError, redis.RedisError, OSError, ConfigError, ValueError) as error:
-        return Reading(None, note=f"its ledger cannot be read: {error}")
+        return ClusterReading(None, note=f"its ledger cannot be read: {error}")

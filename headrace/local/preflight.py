@@ -17,7 +17,7 @@ from headrace.config import redis_url
 from headrace.config.run import RunConfig
 from headrace.connections.redis_client import VOLATILE, connect
 from headrace.data.dataset import read_held_out, read_train
-from headrace.data.rows import DataError, Row
+from headrace.data.rows import DataError, DataRow
 from headrace.data.tokenizer import template_problem
 from headrace.local import environment_probe, plugin_probe, reward_probe, scratch, trackers
 from headrace.local.data_progress import print_progress
@@ -38,7 +38,7 @@ class Findings:
 
 def examine(config: RunConfig) -> Findings:
     """Run all checks. Unresolved `demo:` names are only checked as names."""
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[DataRow]] = {}
     warnings: list[str] = []
     problems = [
         *_demo_names(config),
@@ -62,7 +62,7 @@ def _cores(config: RunConfig) -> Iterator[str]:
             yield f"{key}: {problem}"
 
 
-def _overlap(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+def _overlap(rows: Mapping[str, Sequence[DataRow]]) -> Iterator[str]:
     train, held_out = ([row.prompt for row in rows.get(key, ())] for key in ("train_files", "val_files"))
     both = len(set(train) & set(held_out))
     if both:
@@ -90,7 +90,7 @@ def _demo_names(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _data(config: RunConfig, read: dict[str, list[Row]], warnings: list[str]) -> Iterator[str]:
+def _data(config: RunConfig, read: dict[str, list[DataRow]], warnings: list[str]) -> Iterator[str]:
     """Store readable rows in `read`, by key, and report skipped rows in `warnings`.
 
     Token lengths are not checked here: loading the tokenizer's library takes longer than all other checks.

@@ -56,7 +56,7 @@ Start = Callable[[Mapping[str, str]], subprocess.Popen[bytes]]
 """Starts the process with the given environment."""
 
 
-class State(enum.StrEnum):
+class ProcessState(enum.StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     READY = "ready"
@@ -66,7 +66,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Service:
+class SupervisedService:
     """One supervised process."""
 
     name: str
@@ -99,7 +99,7 @@ class Completed:
 
 
 @dataclass(frozen=True)
-class Failed:
+class ProcessFailed:
     """The run cannot continue. `reason` is a sentence; `log` is the service's log file."""
 
     service: str
@@ -113,8 +113,8 @@ class Failed:
 class Child:
     """A service's current process and its history."""
 
-    service: Service
-    state: State = State.WAITING
+    service: SupervisedService
+    state: ProcessState = ProcessState.WAITING
     process: subprocess.Popen[bytes] | None = None
     mark: str = ""
     starts: int = 0
@@ -153,7 +153,7 @@ class Supervisor:
 
     def __init__(
         self,
-        services: Sequence[Service],
+        services: Sequence[SupervisedService],
         *,
         max_restarts: int,
         start_timeout_s: float,
@@ -173,17 +173,17 @@ class Supervisor:
         self._scratch = scratch
         self._guard = Guard(self.instance, keep_fds, scratch)
 
-    def poll(self) -> Completed | Failed | None:
+    def poll(self) -> Completed | ProcessFailed | None:
         """Advance every service one step; None while the run continues."""
         for child in list(self.children.values()):
             outcome = self._advance(child, time.monotonic())
-            if isinstance(outcome, Failed) and not child.service.essential:
+            if isinstance(outcome, ProcessFailed) and not child.service.essential:
                 self._give_up(child, outcome)
             elif outcome is not None:
                 return outcome
         return None
 
-    def _give_up(self, child: Child, failed: Failed) -> None:
+    def _give_up(self, child: Child, failed: ProcessFailed) -> None:
         self._note(f"{failed.reason}; the run goes on without it (log: {failed.log})")
         if child.process is not None and child.running:
             child.process.kill()
@@ -192,7 +192,7 @@ class Supervisor:
         self._forget(child)
         self.given_up.append(child.name)
 
-    def add(self, service: Service) -> None:
+    def add(self, service: SupervisedService) -> None:
         """Supervise one more service. Raises ValueError if the name is taken."""
         if service.name in self.children:
             raise ValueError(f"{service.name} is there already")
@@ -205,7 +205,7 @@ class Supervisor:
         """
         child = self.children[name]
         if child.process is not None and child.running:
-            child.state = State.LEAVING
+            child.state = ProcessState.LEAVING
             child.deadline = time.monotonic() + grace_s
             child.process.send_signal(signal.SIGTERM)
             child.process.send_signal(signal.SIGCONT)  # a stopped process gets SIGTERM only once it continues
@@ -213,7 +213,7 @@ class Supervisor:
             self._forget(child)
 
     def _forget(self, child: Child) -> None:
-        child.state = State.ENDED
+        child.state = ProcessState.ENDED
         kill_marked(child.mark)
         del self.children[child.name]
 
@@ -221,26 +221,26 @@ class Supervisor:
         """Process ids of the running services, by name."""
         return {c.name: c.process.pid for c in self.children.values() if c.process is not None and c.running}
 
-    def _advance(self, child: Child, now: float) -> Completed | Failed | None:
-        if child.state is State.WAITING:
+    def _advance(self, child: Child, now: float) -> Completed | ProcessFailed | None:
+        if child.state is ProcessState.WAITING:
             earlier = (c for c in self.children.values() if c.service.stage < child.service.stage)
             return self._start(child, now) if all(c.was_ready for c in earlier) else None
-        if child.state is State.BACKOFF:
+        if child.state is ProcessState.BACKOFF:
             return self._start(child, now) if now >= child.due else None
-        if child.process is None or child.state is State.ENDED:
+        if child.process is None or child.state is ProcessState.ENDED:
             return None
         code = child.process.poll()
         if code is not None:
             return self._exited(child, code, now)
-        if child.state is State.LEAVING and now >= child.deadline:
+        if child.state is ProcessState.LEAVING and now >= child.deadline:
             self._note(f"{child.name} did not leave in time and is killed; its work goes back")
             child.process.kill()
             return None
-        if child.state is State.STARTING:
+        if child.state is ProcessState.STARTING:
             return self._starting(child, now)
         return None
 
-    def _start(self, child: Child, now: float) -> Failed | None:
+    def _start(self, child: Child, now: float) -> ProcessFailed | None:
         child.starts += 1
         child.mark = f"{self.instance}/{child.name}/{child.starts}"
         try:
@@ -250,46 +250,48 @@ class Supervisor:
                 env["TMPDIR"] = str(emptied(self._scratch, child.name))
             child.process = child.service.start(marked_env(env, child.mark))
         except (OSError, RuntimeError) as error:
-            return Failed(child.name, f"{child.name} cannot be started: {error}", child.service.log)
-        child.state = State.STARTING
+            return ProcessFailed(child.name, f"{child.name} cannot be started: {error}", child.service.log)
+        child.state = ProcessState.STARTING
         child.started_at = now
         child.deadline = now + self._start_timeout_s
         child.next_probe = now
         return self._starting(child, now) if child.service.ready is None else None
 
-    def _starting(self, child: Child, now: float) -> Failed | None:
+    def _starting(self, child: Child, now: float) -> ProcessFailed | None:
         ready = child.service.ready
         if ready is not None:
             if now < child.next_probe:
                 return None
             child.next_probe = now + _PROBE_EVERY_S
         if ready is None or ready():
-            child.state = State.READY
+            child.state = ProcessState.READY
             child.was_ready = True
             return None
         if now >= child.deadline:
             if not child.was_ready:
                 reason = f"{child.name} was not ready within {self._start_timeout_s:.0f} s of its start"
-                return Failed(child.name, reason, child.service.log)
+                return ProcessFailed(child.name, reason, child.service.log)
             assert child.process is not None
             child.process.kill()  # seen as an exit by the next poll
         return None
 
-    def _exited(self, child: Child, code: int, now: float) -> Completed | Failed | None:
+    def _exited(self, child: Child, code: int, now: float) -> Completed | ProcessFailed | None:
         child.exit_code = code
-        if child.state is State.LEAVING:
+        if child.state is ProcessState.LEAVING:
             self._forget(child)
             self._note(f"{child.name} has left")
             return None
-        was_up = child.state is State.READY
-        child.state = State.ENDED
+        was_up = child.state is ProcessState.READY
+        child.state = ProcessState.ENDED
         kill_marked(child.mark)
         if child.service.completes and code == 0:
             return Completed()
         why = child.reason()
         if code in FINAL:
             blank = "its configuration is at fault" if code == EX_CONFIG else "it cannot go on"
-            return Failed(child.name, f"{child.name}: {why or blank}", child.service.log, told=bool(why))
+            return ProcessFailed(
+                child.name, f"{child.name}: {why or blank}", child.service.log, told=bool(why)
+            )
         got_to = child.service.progress() if child.service.progress else now
         if was_up and now - child.started_at >= FORGIVEN_AFTER_S and got_to != child.got_to:
             child.exits = 0
@@ -299,10 +301,10 @@ class Supervisor:
         if child.exits > self._max_restarts:
             times = "once" if child.exits == 1 else f"{child.exits} times"
             reason = f"{child.name}: {why} (exit code {code}, {times})" if why else f"{how} ({times})"
-            return Failed(child.name, reason, child.service.log, told=bool(why))
+            return ProcessFailed(child.name, reason, child.service.log, told=bool(why))
         how += f": {why}" if why else ""
         pause = min(BACKOFF_FIRST_S * 2 ** (child.exits - 1), BACKOFF_MAX_S)
-        child.state, child.due = State.BACKOFF, now + pause
+        child.state, child.due = ProcessState.BACKOFF, now + pause
         self._note(
             f"{how}; restart {child.exits} of {self._max_restarts} in {pause:g} s (log: {child.service.log})"
         )
@@ -347,4 +349,4 @@ class Supervisor:
                 except subprocess.TimeoutExpired:
                     self._note(f"{child.name} (process {child.process.pid}) does not end even when killed")
                 kill_marked(child.mark)
-            child.state = State.ENDED
+            child.state = ProcessState.ENDED

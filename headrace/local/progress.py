@@ -37,7 +37,7 @@ _PLAIN_EVERY_S = 5.0
 _ETA_STEPS = 20
 
 
-class LedgerWatch:
+class StatsPoll:
     """Reads the ledger's statistics every second in a daemon thread. `stats` is None until the first read."""
 
     def __init__(self, url: str, run: str) -> None:
@@ -66,7 +66,7 @@ class LedgerWatch:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """The displayed state of the run."""
 
     total_steps: int
@@ -159,7 +159,7 @@ class Display(Protocol):
     def note(self, text: str) -> None:
         """Show an event; it stays on the screen."""
 
-    def update(self, progress: Progress) -> None: ...
+    def update(self, progress: RunProgress) -> None: ...
 
     def close(self) -> None: ...
 
@@ -182,7 +182,7 @@ class PlainLines:
         with contextlib.suppress(OSError):  # a pipe's reader may be gone; the run continues
             print(text, file=self._out, flush=True)
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: RunProgress) -> None:
         state = (progress.step, progress.version)
         if not progress.step or state[0] == self._shown[0]:
             return
@@ -202,7 +202,7 @@ class LivePanel:
         self._console = console
         self._title = title
         self._phase = ""
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
         # No auto-refresh: rich's thread must not run while a service is being forked.
         self._live = Live(self._panel(), console=console, auto_refresh=False, transient=True)
         self._live.start()
@@ -216,7 +216,7 @@ class LivePanel:
         with contextlib.suppress(OSError):
             self._console.print(Text(terminal.safe(text)))
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: RunProgress) -> None:
         self._progress = progress
         self._draw()
 

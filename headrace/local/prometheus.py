@@ -21,7 +21,7 @@ import yaml
 
 from headrace.config.loading import ConfigError
 from headrace.connections.net import PortTaken, bound_socket, free_port
-from headrace.local.processes import Service, command
+from headrace.local.processes import SupervisedService, command
 from headrace.local.services import PROMETHEUS, Endpoints, http_ok, part
 from headrace.monitoring import RULES
 from headrace.records.json_files import write_json
@@ -81,7 +81,7 @@ class LocalPrometheus:
             write_json(self._targets, found)
             self._written = found
 
-    def service(self) -> Service:
+    def service(self) -> SupervisedService:
         """Write the server's configuration and return it as a service of the run."""
         directory = self._layout.prometheus
         directory.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ class LocalPrometheus:
         ]
         log = self._layout.log(PROMETHEUS)
         ready = f"{self.url}/-/ready"
-        return Service(
+        return SupervisedService(
             PROMETHEUS, log, command(argv, log), ready=lambda: http_ok(ready), stage=1, essential=False
         )
 

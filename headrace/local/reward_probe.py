@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.config.run import RunConfig
-from headrace.data.rows import Row
+from headrace.data.rows import DataRow
 from headrace.rewards import RewardError, Scorer, build_scorer
 from headrace.rewards.prompt import with_prompt
 
@@ -41,7 +41,7 @@ def problems(config: RunConfig) -> Iterator[str]:
 class Tried:
     """The reward's result for one answer to one row."""
 
-    row: Row
+    row: DataRow
     solution: str
     reward: float | None
     """None if scoring failed; see `problem`."""
@@ -49,7 +49,7 @@ class Tried:
     problem: str = ""
 
 
-def try_rows(config: RunConfig, rows: Sequence[Row]) -> list[Tried]:
+def try_rows(config: RunConfig, rows: Sequence[DataRow]) -> list[Tried]:
     """Score, for each row, its ground truth and then an empty response.
 
     Raises RewardError if a source cannot be loaded. A failure on one row is in its `problem`.
@@ -67,7 +67,7 @@ def try_rows(config: RunConfig, rows: Sequence[Row]) -> list[Tried]:
     return asyncio.run(run())
 
 
-async def _try(scorer: Scorer, row: Row, solution: str) -> Tried:
+async def _try(scorer: Scorer, row: DataRow, solution: str) -> Tried:
     info = {**with_prompt(row), "finish_reason": "stop"}
     try:
         reward, parts = await scorer.score(row.data_source, solution, row.ground_truth, info)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config.run import RunConfig
-from headrace.local.processes import State, Supervisor
+from headrace.local.processes import ProcessState, Supervisor
 from headrace.local.services import ROLLOUTER, Endpoints, rollouter, rollouter_name
 from headrace.records.json_files import write_json
 from headrace.records.layout import RunLayout
@@ -105,5 +105,5 @@ class Scaling:
             replica
             for replica in self.ends.rollouter_ports
             if (child := children.get(rollouter_name(replica))) is not None
-            and child.state is not State.LEAVING
+            and child.state is not ProcessState.LEAVING
         ]

@@ -17,7 +17,7 @@ from headrace.connections import tls
 from headrace.connections.net import LOOPBACK_INTERFACE, NCCL_INTERFACE, free_port, is_loopback, unix_address
 from headrace.connections.variables import SECRET_FILES, without_secrets
 from headrace.local import valkey_server
-from headrace.local.processes import Service, command
+from headrace.local.processes import SupervisedService, command
 from headrace.records.checkpoints import complete_checkpoints
 from headrace.records.layout import RunLayout
 from headrace.service.module_command import module_command
@@ -147,7 +147,7 @@ def stop_groups(names: list[str]) -> list[list[str]]:
 
 def service_table(
     config: RunConfig, layout: RunLayout, ends: Endpoints, environ: Mapping[str, str] = os.environ
-) -> list[Service]:
+) -> list[SupervisedService]:
     """Every service of the run. All but the server start at once; each waits for what it needs."""
     env = _environment(layout, ends, environ)
     host, configured = ends.host, ("--config", str(layout.config))
@@ -198,7 +198,7 @@ def rollouter(
     replica: int,
     environ: Mapping[str, str] = os.environ,
     essential: bool = True,
-) -> Service:
+) -> SupervisedService:
     """One rollouter replica. Its port must be in `ends`."""
     port = ends.rollouter_ports[replica]
     return _module(
@@ -256,15 +256,19 @@ def _listen(host: str, port: int) -> list[str]:
 
 def _module(
     layout: RunLayout, name: str, package: str, words: Sequence[str], env: Mapping[str, str], **options: Any
-) -> Service:
-    """`python -m PACKAGE WORDS` as a service; `options` are fields of `Service`."""
+) -> SupervisedService:
+    """`python -m PACKAGE WORDS` as a service; `options` are fields of `SupervisedService`."""
     log = layout.log(name)
-    return Service(name, log, command(module_command(package, *words), log), env, stage=1, **options)
+    return SupervisedService(
+        name, log, command(module_command(package, *words), log), env, stage=1, **options
+    )
 
 
-def _valkey(config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[str, str]) -> Service:
+def _valkey(
+    config: RunConfig, layout: RunLayout, ends: Endpoints, env: Mapping[str, str]
+) -> SupervisedService:
     log = layout.log("valkey")
-    return Service(
+    return SupervisedService(
         "valkey",
         log,
         lambda marked: valkey_server.launch(

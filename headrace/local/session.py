@@ -29,8 +29,8 @@ from headrace.ledger.marks import Marks
 from headrace.ledger.replies import Stats
 from headrace.local import assets, preflight, scratch
 from headrace.local.memory import MemoryRecord
-from headrace.local.processes import Completed, Failed, State, Supervisor
-from headrace.local.progress import Display, LedgerWatch, Progress
+from headrace.local.processes import Completed, ProcessFailed, ProcessState, Supervisor
+from headrace.local.progress import Display, RunProgress, StatsPoll
 from headrace.local.prometheus import LocalPrometheus
 from headrace.local.scaling import Scaling
 from headrace.local.services import (
@@ -58,7 +58,7 @@ _FAIL_GRACE_S = 5.0
 _LOG_LINES = 20
 _LAST_READING_S = 120.0
 """The audit at the end may read millions of samples."""
-_STARTING = (State.WAITING, State.STARTING, State.BACKOFF)
+_STARTING = (ProcessState.WAITING, ProcessState.STARTING, ProcessState.BACKOFF)
 
 
 class Signals:
@@ -83,7 +83,7 @@ class Signals:
             signal.signal(number, handler)
 
 
-class Session:
+class LocalRun:
     """Owns the processes of one start. `run`, then `close` whatever happened."""
 
     def __init__(
@@ -105,14 +105,14 @@ class Session:
         self.signals = signals
         self.resume_command = resume_command
         self.memory = MemoryRecord()
-        self.progress = Progress(plan(config).updates)
+        self.progress = RunProgress(plan(config).updates)
         self._lock = lock
         self._scratch: scratch.Scratch | None = None
         self._began = time.monotonic()
         self._ends: Endpoints | None = None
         self._scaling: Scaling | None = None
         self._supervisor: Supervisor | None = None
-        self._watch: LedgerWatch | None = None
+        self._watch: StatsPoll | None = None
         self._tail = MetricsTail(layout.metrics, from_end=True)
         self._next_tick = 0.0
         self._written_pids: dict[str, int] = {}
@@ -151,13 +151,13 @@ class Session:
         )
         self._supervisor = supervisor
         self._scaling = Scaling(self.config, self.layout, ends, supervisor, self.display.note)
-        self._watch = LedgerWatch(ends.redis_url, self.config.name)
+        self._watch = StatsPoll(ends.redis_url, self.config.name)
         outcome = self._supervise(supervisor)
         if isinstance(outcome, Completed):
             self.display.phase("complete; stopping the services")
             self._stop_in_order(supervisor, hurry_at=1)
             return self._end("completed", None)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, ProcessFailed):
             return self._fail(supervisor, outcome)
         return self._stop_on_request(supervisor)
 
@@ -200,7 +200,7 @@ class Session:
             raise ConfigError([f"the demo cannot be prepared ({describe_exit('it', code)}); {log}:\n{shown}"])
         return True
 
-    def _supervise(self, supervisor: Supervisor) -> Completed | Failed | None:
+    def _supervise(self, supervisor: Supervisor) -> Completed | ProcessFailed | None:
         """Poll until the run completes, fails, or is asked to stop (None)."""
         while not self.signals.count:
             outcome = supervisor.poll()
@@ -265,7 +265,7 @@ class Session:
                 supervisor.kill_all()
                 return
 
-    def _fail(self, supervisor: Supervisor, failed: Failed) -> int:
+    def _fail(self, supervisor: Supervisor, failed: ProcessFailed) -> int:
         names = [name for name in supervisor.children if name != "valkey"]
         supervisor.stop(names, _FAIL_GRACE_S, hurry=lambda: self.signals.count >= 1)
         if failed.told:
@@ -342,7 +342,7 @@ class Session:
         if self._ends is None or self._supervisor is None:
             return None, None, ""
         valkey = self._supervisor.children.get("valkey")
-        if valkey is not None and valkey.state is not State.READY:
+        if valkey is not None and valkey.state is not ProcessState.READY:
             return seen, None, ""
         try:
             with connect(self._ends.redis_url, timeout_s=_LAST_READING_S) as client:
@@ -372,7 +372,7 @@ def endpoints_json(ends: Endpoints, pids: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def phase_text(supervisor: Supervisor, progress: Progress) -> str:
+def phase_text(supervisor: Supervisor, progress: RunProgress) -> str:
     """What the run is waiting for, or that it is training."""
     pending = [c for c in supervisor.children.values() if c.state in _STARTING]
     if pending:

@@ -22,7 +22,7 @@ from headrace.connections.variables import without_secrets
 from headrace.data.dataset import read_held_out, read_train
 from headrace.data.problems import place
 from headrace.data.prompts import Prompts, tokenize_rows
-from headrace.data.rows import DataError, Row, Rows
+from headrace.data.rows import DataError, DataRow, DataRows
 from headrace.data.tokenizer import load_tokenizer, need_template
 from headrace.local import reward_probe, scratch
 from headrace.models.checks import Checked, check_model
@@ -41,7 +41,7 @@ SECTIONS = ("model", "data", "reward")
 # -- seams --------------------------------------------------------------------------------------------
 
 
-def _rows(config: RunConfig) -> dict[str, Rows]:
+def _rows(config: RunConfig) -> dict[str, DataRows]:
     """Training and held-out rows, by key. Raises DataError."""
     return {"train_files": read_train(config.data), "val_files": read_held_out(config.data)}
 
@@ -51,7 +51,7 @@ def _tokenizer(config: RunConfig) -> Any:
     return load_tokenizer(config)
 
 
-def _prompts(config: RunConfig, tokenizer: Any, rows: list[Row]) -> Prompts:
+def _prompts(config: RunConfig, tokenizer: Any, rows: list[DataRow]) -> Prompts:
     """Raises DataError."""
     need_template(tokenizer, rows, config)
     return tokenize_rows(tokenizer, rows, config.data)
@@ -66,7 +66,7 @@ class Trial:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._tokenizer: Any = None
-        self._data: dict[str, list[Row]] = {}
+        self._data: dict[str, list[DataRow]] = {}
 
     def model(self) -> Checked:
         try:

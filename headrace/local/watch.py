@@ -8,7 +8,7 @@ from typing import TextIO
 
 from headrace.config import loading
 from headrace.config.loading import ConfigError
-from headrace.local.progress import Display, LedgerWatch, Progress, make_display
+from headrace.local.progress import Display, RunProgress, StatsPoll, make_display
 from headrace.local.services import plan
 from headrace.records.json_files import MetricsTail, read_json
 from headrace.records.layout import RunLayout
@@ -41,8 +41,8 @@ class _Onlooker:
         self._layout = layout
         self._display = display
         self._tail = MetricsTail(layout.metrics)
-        self._progress: Progress | None = None
-        self._ledger: LedgerWatch | None = None
+        self._progress: RunProgress | None = None
+        self._ledger: StatsPoll | None = None
 
     def look(self) -> None:
         progress = self._known_progress()
@@ -51,7 +51,7 @@ class _Onlooker:
             self._display.phase("starting")
             return
         if self._ledger is None:
-            self._ledger = LedgerWatch(ends["redis_url"], ends["run"])
+            self._ledger = StatsPoll(ends["redis_url"], ends["run"])
         progress.add_rows(self._tail.new_rows(), time.monotonic())
         progress.read_scores(self._layout.eval)
         progress.stats = self._ledger.stats
@@ -59,11 +59,11 @@ class _Onlooker:
         self._display.phase("no rollouter takes part" if waiting else "" if progress.step else "starting")
         self._display.update(progress)
 
-    def _known_progress(self) -> Progress | None:
+    def _known_progress(self) -> RunProgress | None:
         """The progress; None until the run has written its configuration."""
         if self._progress is None:
             try:
-                self._progress = Progress(plan(loading.load(self._layout.config)).updates)
+                self._progress = RunProgress(plan(loading.load(self._layout.config)).updates)
             except (ConfigError, OSError):
                 return None
         return self._progress

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.metrics import coordinator, queue, rollouter, trainer
 from headrace.monitoring.expressions import panel_of
-from headrace.monitoring.panels import Panel, Row
+from headrace.monitoring.panels import Panel, PanelRow
 from headrace.monitoring.rows_balance import BALANCE, OVERVIEW
 from headrace.monitoring.rows_compute import GPU, TRAINER, VLLM
 from headrace.monitoring.rows_flow import QUEUE, STALENESS, SYNC
@@ -27,7 +27,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _RED, _YELLOW, _GREEN = "red", "yellow", "green"
 
 
-def build(rows: Sequence[Row]) -> dict[str, Any]:
+def build(rows: Sequence[PanelRow]) -> dict[str, Any]:
     """The dashboard in Grafana's format: rows from top to bottom, panels from left to right."""
     panels: list[dict[str, Any]] = []
     y = 0
@@ -162,7 +162,7 @@ def _mappings(panel: Panel) -> dict[str, Any]:
     return {"mappings": [{"type": "value", "options": options}]} if options else {}
 
 
-def with_others(row: Row) -> Row:
+def with_others(row: PanelRow) -> PanelRow:
     """The row, with the panels of entries that it does not name added at the end."""
     shown = {panel.title for panel in row.panels}
     others = [
@@ -171,7 +171,7 @@ def with_others(row: Row) -> Row:
         for entry in module.SERVICE.entries.values()
         if entry.graph is not None and entry.graph.row == row.title and entry.graph.title not in shown
     ]
-    return Row(row.title, [*row.panels, *others])
+    return PanelRow(row.title, [*row.panels, *others])
 
 
 def render() -> str:

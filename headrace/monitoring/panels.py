@@ -30,6 +30,6 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Row:
+class PanelRow:
     title: str
     panels: Sequence[Panel]

@@ -14,7 +14,7 @@ from headrace.monitoring.expressions import (
     rate,
     share,
 )
-from headrace.monitoring.panels import Panel, Row
+from headrace.monitoring.panels import Panel, PanelRow
 
 _TRAINER_IDLE = share(trainer.WAIT_SECONDS, trainer.STEP_SECONDS)
 _BUSY = share(rollouter.ACTIVE, rollouter.WINDOW)
@@ -32,7 +32,7 @@ _DESIRED = (
     f"and on (namespace, deployment) {_DEPLOYMENT}) or count({_UP})"
 )
 
-OVERVIEW = Row(
+OVERVIEW = PanelRow(
     "Overview",
     [
         number(
@@ -119,7 +119,7 @@ _VERDICT = (
     f"+ 2 * ({of_run('release:headrace_rollouter_idle:ratio_rate15m')} > bool 0.3)"
 )
 
-BALANCE = Row(
+BALANCE = PanelRow(
     "Balance",
     [
         Panel("text", "What to do", text=_WHAT_TO_DO, width=12),

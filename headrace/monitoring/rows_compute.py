@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from headrace.metrics import rollouter, row_keys, trainer
 from headrace.monitoring.expressions import largest, lines, mean, of, of_pods, of_run, quantile, rate, sum_of
-from headrace.monitoring.panels import Row
+from headrace.monitoring.panels import PanelRow
 
-VLLM = Row(
+VLLM = PanelRow(
     "vLLM",
     [
         lines(
@@ -66,7 +66,7 @@ VLLM = Row(
     ],
 )
 
-TRAINER = Row(
+TRAINER = PanelRow(
     "Trainer",
     [
         lines(
@@ -150,7 +150,7 @@ def on_gpus(expression: str) -> str:
 
 _GPU = "{{job}} {{exported_pod}} GPU {{gpu}}"
 
-GPU = Row(
+GPU = PanelRow(
     "GPU",
     [
         lines(

@@ -15,7 +15,7 @@ from headrace.monitoring.expressions import (
     share,
     sum_of,
 )
-from headrace.monitoring.panels import Row
+from headrace.monitoring.panels import PanelRow
 
 _STATES = {
     "ready": queue.READY,
@@ -25,7 +25,7 @@ _STATES = {
     "training": queue.TRAINING,
 }
 
-STALENESS = Row(
+STALENESS = PanelRow(
     "Staleness",
     [
         lines(
@@ -64,7 +64,7 @@ STALENESS = Row(
     ],
 )
 
-QUEUE = Row(
+QUEUE = PanelRow(
     "Queue",
     [
         lines(
@@ -145,7 +145,7 @@ _PHASE_SUM = of_run(sum_of(coordinator.SYNC_PHASE), 'phase!="total"')
 _PHASE_COUNT = of_run(count_of(coordinator.SYNC_PHASE), 'phase!="total"')
 _ROUNDS = of_run(count_of(coordinator.SYNC_PHASE), 'phase="total"')
 
-SYNC = Row(
+SYNC = PanelRow(
     "Sync",
     [
         lines(

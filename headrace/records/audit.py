@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.ledger import keys
-from headrace.ledger.audit import AuditReport, Reading, Record, compare, read_op, reading
+from headrace.ledger.audit import AuditedSample, AuditReport, LedgerReading, compare, read_op, reading
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.states import State
 from headrace.records import run_records, trained_log
@@ -49,7 +49,7 @@ class RunAudit:
 
     ledger: AuditReport
     records: RunRecords
-    reading: Reading
+    reading: LedgerReading
     problems: list[str] = field(default_factory=list)
     """One sentence each, on the ledger, the files, or their differences. Empty: all is in order."""
     explained: list[str] = field(default_factory=list)
@@ -227,11 +227,11 @@ def _known_to_the_ledger(out: RunAudit, told: Mapping[str, object]) -> None:
                 out.problems.append(f"{sample_id}: trained by {m.name}, the ledger never issued it")
 
 
-def _trained(found: Reading) -> Iterable[Record]:
+def _trained(found: LedgerReading) -> Iterable[AuditedSample]:
     return (record for record in found.records.values() if record.state == State.TRAINED)
 
 
-def _ledger_says(record: Record | None) -> str:
+def _ledger_says(record: AuditedSample | None) -> str:
     if record is None:
         return "the ledger never issued it"
     if record.state == State.TRAINED:
@@ -239,7 +239,7 @@ def _ledger_says(record: Record | None) -> str:
     return f"the ledger says {record.state or 'nothing of it'}"
 
 
-def _not_on_path(record: Record, number: int | None) -> str:
+def _not_on_path(record: AuditedSample, number: int | None) -> str:
     says = "in no step" if number is None else f"in step {number}"
     return f"{record.id}: trained in step {record.step} by the ledger, {says} by {trained_log.FILE}"
 

@@ -19,13 +19,13 @@ from headrace.records import trained_log
 from headrace.records.checkpoints import CHECKPOINT_MANIFEST, complete_checkpoints
 from headrace.records.layout import RunLayout
 from headrace.records.row_file import read_lines
-from headrace.records.trained_log import Start, TrainedPath
+from headrace.records.trained_log import LineageStart, TrainedPath
 
 SYNC = "sync.jsonl"
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointRecord:
     """The contents of a complete checkpoint's manifest."""
 
     name: str
@@ -44,14 +44,14 @@ class RunRecords:
     path: TrainedPath
     versions: dict[int, int] = field(default_factory=dict)
     """Committed version -> line of `sync.jsonl`."""
-    manifests: list[Manifest] = field(default_factory=list)
+    manifests: list[CheckpointRecord] = field(default_factory=list)
     """Complete checkpoints, oldest first."""
     ledger: Marks = field(default_factory=Marks)
     """How far the ledger had got, according to `ledger.json`."""
     problems: list[str] = field(default_factory=list)
 
     @property
-    def newest(self) -> Manifest | None:
+    def newest(self) -> CheckpointRecord | None:
         return self.manifests[-1] if self.manifests else None
 
     @property
@@ -75,7 +75,7 @@ def read(layout: RunLayout) -> RunRecords:
     return records
 
 
-def _manifests(directory: Path) -> tuple[list[Manifest], list[str]]:
+def _manifests(directory: Path) -> tuple[list[CheckpointRecord], list[str]]:
     found, problems = [], []
     for checkpoint in complete_checkpoints(directory):
         name = f"{directory.name}/{checkpoint.name}/{CHECKPOINT_MANIFEST}"
@@ -88,10 +88,10 @@ def _manifests(directory: Path) -> tuple[list[Manifest], list[str]]:
     return found, problems
 
 
-def _manifest(name: str, plain: dict[str, Any]) -> Manifest:
+def _manifest(name: str, plain: dict[str, Any]) -> CheckpointRecord:
     """Parse a manifest, ignoring unknown fields. Raises KeyError, TypeError, ValueError or AttributeError."""
     trained = {str(sample_id): int(step) for sample_id, step in plain["trained"].items()}
-    return Manifest(name, int(plain["step"]), int(plain["lineage"]), int(plain["version"]), trained)
+    return CheckpointRecord(name, int(plain["step"]), int(plain["lineage"]), int(plain["version"]), trained)
 
 
 def _read_sync(file: Path, records: RunRecords) -> None:
@@ -150,7 +150,7 @@ def _compare_manifests(records: RunRecords) -> None:
 class Span:
     """The versions `first`..`last` that one lineage committed, and which of them must have a row."""
 
-    start: Start
+    start: LineageStart
     first: int
     last: int
     flushed: int

@@ -57,7 +57,7 @@ class TrainedLog:
 
 
 @dataclass
-class Start:
+class LineageStart:
     """One lineage, as begun by a trainer's start."""
 
     lineage: int
@@ -87,7 +87,7 @@ class Step:
 class TrainedPath:
     """The training that the last lineage's weights have seen."""
 
-    starts: list[Start] = field(default_factory=list)
+    starts: list[LineageStart] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """In the order of training."""
     taken_back: int = 0
@@ -101,7 +101,7 @@ class TrainedPath:
         return len(self.starts)
 
     @property
-    def last(self) -> Start | None:
+    def last(self) -> LineageStart | None:
         return self.starts[-1] if self.starts else None
 
     @property
@@ -120,7 +120,7 @@ class TrainedPath:
     # -- reading ---------------------------------------------------------------------------------
 
     def _start(self, row: dict[str, Any], line: int) -> None:
-        start = Start(_int(row, "lineage"), _int(row, "from_step"), _version(row), line)
+        start = LineageStart(_int(row, "lineage"), _int(row, "from_step"), _version(row), line)
         if self.last is not None and start.lineage <= self.last.lineage:
             self._wrong(line, f"lineage {start.lineage} begins after lineage {self.last.lineage}")
         if isinstance(rows := row.get("rows"), int) and line and rows != line - 1:

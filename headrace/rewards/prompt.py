@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.data.rows import Row
+    from headrace.data.rows import DataRow
 
 
-def with_prompt(row: Row) -> dict[str, Any]:
+def with_prompt(row: DataRow) -> dict[str, Any]:
     """The row's `extra_info`, and under `prompt` what it asks: text, or a list of chat messages."""
     prompt = row.prompt
     if not isinstance(prompt, str):

@@ -30,7 +30,7 @@ _LEAST_BUSY = 0.02
 
 
 @dataclass(frozen=True)
-class Reading:
+class WindowReading:
     """The measurements of one sync window."""
 
     trainer_idle: float
@@ -47,13 +47,13 @@ class Advice:
 
     rollouters: int
     why: str
-    readings: tuple[Reading, ...]
+    readings: tuple[WindowReading, ...]
     """The last windows with this number of rollouters, newest last."""
     lowered_at: float = -math.inf
     """Time of the last step down, in seconds on the caller's clock."""
 
 
-def wanted(reading: Reading) -> float:
+def wanted(reading: WindowReading) -> float:
     """n*: the number of rollouters at which neither they nor the trainer would be idle."""
     if reading.rollouters == 0:
         return 1.0
@@ -62,7 +62,7 @@ def wanted(reading: Reading) -> float:
     return reading.rollouters * generation / training
 
 
-def direction(c: RecommendationConfig, reading: Reading) -> int:
+def direction(c: RecommendationConfig, reading: WindowReading) -> int:
     """What this window alone asks for: 1 for more rollouters, -1 for fewer, 0 for no change."""
     there, best = reading.rollouters, wanted(reading)
     margin = c.tolerance * there
@@ -71,7 +71,7 @@ def direction(c: RecommendationConfig, reading: Reading) -> int:
     return -1 if best < there - margin and best <= there - 1 else 0
 
 
-def advise(c: RecommendationConfig, last: Advice | None, reading: Reading, now: float) -> Advice:
+def advise(c: RecommendationConfig, last: Advice | None, reading: WindowReading, now: float) -> Advice:
     """The recommendation after one more window. `now`: seconds, on any clock that only goes forward."""
     there = reading.rollouters
     before = last.rollouters if last else there

@@ -25,7 +25,7 @@ class HasTime(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ClockReading:
     """At `ts` on the process's own clock, the server's was ahead by `ahead` ± `within`. In nanoseconds."""
 
     ts: int
@@ -33,7 +33,7 @@ class Reading:
     within: int
 
 
-def ask(client: HasTime, offset_ns: int) -> Reading:
+def ask(client: HasTime, offset_ns: int) -> ClockReading:
     """Compare the server's clock with this process's, which is `offset_ns` plus the monotonic clock.
 
     The server reads its clock at some time between request and reply, so of a few requests the fastest is
@@ -46,11 +46,11 @@ def ask(client: HasTime, offset_ns: int) -> Reading:
         after = time.monotonic_ns()
         half = (after - before) // 2
         middle = before + half + offset_ns
-        found.append(Reading(middle, int(seconds) * 10**9 + int(microseconds) * 1000 - middle, half))
+        found.append(ClockReading(middle, int(seconds) * 10**9 + int(microseconds) * 1000 - middle, half))
     return min(found, key=lambda r: r.within)
 
 
-def aligned(ts: int, readings: Sequence[Reading]) -> int:
+def aligned(ts: int, readings: Sequence[ClockReading]) -> int:
     """Convert `ts` to the server's clock. `readings` are in order of time; without any, `ts` is unchanged."""
     if not readings:
         return ts

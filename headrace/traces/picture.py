@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.traces.reading import Event, NothingRecorded, Trace, read
+from headrace.traces.reading import NothingRecorded, Trace, TraceEvent, read
 from headrace.traces.recording import kind_of, process_order, track_order
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Lane:
     """The slices of one row, in lanes or outside them."""
 
     label: str
-    lanes: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
-    plain: list[Event] = field(default_factory=list)
+    lanes: dict[str, list[TraceEvent]] = field(default_factory=lambda: defaultdict(list))
+    plain: list[TraceEvent] = field(default_factory=list)
 
     @property
     def height(self) -> float:
@@ -132,12 +132,12 @@ def boxes(row: Lane, zero: int) -> list[Box]:
 
 
 def _box(
-    event: Event, zero: int, kind: str, bottom: float, height: float, layer: int, alpha: float = 1.0
+    event: TraceEvent, zero: int, kind: str, bottom: float, height: float, layer: int, alpha: float = 1.0
 ) -> Box:
     return Box((event.ts - zero) / 1e9, (event.end - zero) / 1e9, bottom, height, kind, layer, alpha)
 
 
-def depths(events: Iterable[Event]) -> list[tuple[Event, int]]:
+def depths(events: Iterable[TraceEvent]) -> list[tuple[TraceEvent, int]]:
     """Each slice with the number of slices around it."""
     out = []
     around: list[int] = []

@@ -17,7 +17,7 @@ from headrace.traces.recording import DIRECTORY
 
 
 @dataclass(slots=True)
-class Event:
+class TraceEvent:
     """One recorded event. Times are nanoseconds, `ts` since the epoch. Only counters have a `value`."""
 
     ph: str
@@ -34,14 +34,14 @@ class Event:
 
 
 @dataclass
-class Start:
+class ProcessTrace:
     """The events that one start of a process recorded."""
 
     process: str
     pid: int
     ts: int
-    events: list[Event] = field(default_factory=list)
-    clock: list[trace_clock.Reading] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
+    clock: list[trace_clock.ClockReading] = field(default_factory=list)
     """In order of time; empty if all processes share one clock."""
 
     def align(self) -> None:
@@ -66,7 +66,7 @@ class Start:
 class Trace:
     """A run's timeline: every start of every process."""
 
-    starts: list[Start]
+    starts: list[ProcessTrace]
     """In order of their beginnings."""
     torn: int
     """Number of unreadable lines."""
@@ -90,7 +90,7 @@ class NothingRecorded(ValueError):
 
 def read(run_dir: Path) -> Trace:
     """Read what a run has recorded so far. Raises NothingRecorded; OSError for an unreadable file."""
-    starts: list[Start] = []
+    starts: list[ProcessTrace] = []
     torn = holes = 0
     for path in sorted((run_dir / DIRECTORY).glob("*.jsonl")):
         found, bad, missing = _read_file(path)
@@ -106,9 +106,9 @@ def read(run_dir: Path) -> Trace:
     return Trace(sorted(starts, key=lambda s: s.ts), torn, holes)
 
 
-def _read_file(path: Path) -> tuple[list[Start], int, int]:
+def _read_file(path: Path) -> tuple[list[ProcessTrace], int, int]:
     """The starts in one file, and the numbers of its unreadable lines and of its holes."""
-    starts: list[Start] = []
+    starts: list[ProcessTrace] = []
     torn = holes = 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -119,10 +119,10 @@ def _read_file(path: Path) -> tuple[list[Start], int, int]:
             try:
                 row = json.loads(text)
                 if row["ph"] == "start":
-                    starts.append(Start(str(row["process"]), int(row["pid"]), int(row["ts"])))
+                    starts.append(ProcessTrace(str(row["process"]), int(row["pid"]), int(row["ts"])))
                     continue
                 if row["ph"] == "clock":
-                    reading = trace_clock.Reading(int(row["ts"]), int(row["ahead"]), int(row["within"]))
+                    reading = trace_clock.ClockReading(int(row["ts"]), int(row["ahead"]), int(row["within"]))
                     if starts and (not starts[-1].clock or starts[-1].clock[-1].ts < reading.ts):
                         starts[-1].clock.append(reading)
                     continue
@@ -132,19 +132,21 @@ def _read_file(path: Path) -> tuple[list[Start], int, int]:
                 continue
             if not starts:  # the opening line was lost
                 process, _, pid = re.sub(r"\.[0-9a-f]{8}$", "", path.stem).rpartition("-")
-                starts.append(Start(process or path.stem, int(pid) if pid.isdigit() else 0, event.ts))
+                starts.append(ProcessTrace(process or path.stem, int(pid) if pid.isdigit() else 0, event.ts))
             starts[-1].events.append(event)
     return starts, torn, holes
 
 
-def _event(row: dict[str, Any]) -> Event:
+def _event(row: dict[str, Any]) -> TraceEvent:
     """Parse an event. Raises KeyError, TypeError or ValueError for a line that is not one."""
     ph, name, ts = str(row["ph"]), str(row["name"]), int(row["ts"])
     match ph:
         case "X":
-            return Event(ph, name, str(row["track"]), ts, int(row["dur"]), 0.0, dict(row.get("args", {})))
+            return TraceEvent(
+                ph, name, str(row["track"]), ts, int(row["dur"]), 0.0, dict(row.get("args", {}))
+            )
         case "i":
-            return Event(ph, name, str(row["track"]), ts, 0, 0.0, dict(row.get("args", {})))
+            return TraceEvent(ph, name, str(row["track"]), ts, 0, 0.0, dict(row.get("args", {})))
         case "C":
-            return Event(ph, name, "", ts, value=float(row["value"]))
+            return TraceEvent(ph, name, "", ts, value=float(row["value"]))
     raise ValueError(f"unknown kind of event: {ph}")

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.system import disk
 
 if TYPE_CHECKING:
-    from headrace.traces.clock import Reading
+    from headrace.traces.clock import ClockReading
 
 log = logging.getLogger("headrace.trace")
 
@@ -57,7 +57,7 @@ _OPEN = sys.maxsize
 """Stands for the end of a lane's interval that is still open."""
 
 
-class Sink(Protocol):
+class TraceSink(Protocol):
     """Takes a recorder's lines instead of a file."""
 
     def write(self, line: bytes) -> None:
@@ -70,7 +70,7 @@ class Recorder:
     Slices on one track must nest or follow each other. Use `Lanes` for slices that overlap.
     """
 
-    def __init__(self, where: Path | Sink | None, process: str, *, max_events: int = MAX_EVENTS) -> None:
+    def __init__(self, where: Path | TraceSink | None, process: str, *, max_events: int = MAX_EVENTS) -> None:
         """`where`: the run's directory, or the sink of the lines. `process`: the timeline's row, stable over
         restarts and unique among concurrent processes, e.g. `trainer-0`. `max_events` bounds the file.
         """
@@ -82,7 +82,7 @@ class Recorder:
         # Reentrant: a signal handler may record while its own thread is recording.
         self._lock = threading.RLock()
         self._file = -1
-        self._sink: Sink | None = None
+        self._sink: TraceSink | None = None
         if isinstance(where, Path):
             self._path = where / DIRECTORY / f"{process}-{self._pid}.jsonl"
             self._open()
@@ -127,7 +127,7 @@ class Recorder:
         if self.enabled and math.isfinite(value):
             self._add("C", name, "", time.monotonic_ns(), {"value": value}, {})
 
-    def clock(self, reading: Reading) -> None:
+    def clock(self, reading: ClockReading) -> None:
         """Record the offset of the common clock from this one."""
         line = {"ph": "clock", "ts": reading.ts, "ahead": reading.ahead, "within": reading.within}
         self._add_line(line)

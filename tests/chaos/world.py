@@ -25,7 +25,7 @@ from headrace.ledger import ops
 from headrace.ledger.audit import AuditReport, audit
 from headrace.ledger.client import SyncLedger
 from headrace.ledger.replies import Stats
-from headrace.local.processes import Service
+from headrace.local.processes import SupervisedService
 from headrace.local.services import Endpoints, service_table
 from headrace.local.valkey_server import HOST, ValkeyServer, start_valkey
 from headrace.records.json_files import read_json, read_rows
@@ -281,7 +281,7 @@ class World:
         self.wait(f"the second {name} to be up", lambda: process.poll() is not None or ready(), UP_LIMIT_S)
         return process
 
-    def _service(self, name: str) -> Service:
+    def _service(self, name: str) -> SupervisedService:
         """As the runner would start it, but for the ports."""
         told = read_json(self.layout.endpoints) or {}
         replicas = [int(n.removeprefix("rollouter-")) for n in self.pids() if n.startswith("rollouter-")]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headrace.data.feed_order import feed_order
-from headrace.data.rows import Row
+from headrace.data.rows import DataRow
 from headrace.ledger.ops import Op
 from headrace.ledger.replies import Stats, ValStatus
 from headrace.ledger.states import State
@@ -78,6 +78,6 @@ def make_stats(**changes: Any) -> Stats:
 
 
 def source(n_rows: int = 3) -> PromptSource:
-    rows = [Row(i, "f", i + 1, "p", "s", str(i), None, {"i": i}) for i in range(n_rows)]
+    rows = [DataRow(i, "f", i + 1, "p", "s", str(i), None, {"i": i}) for i in range(n_rows)]
     tokens = [np.asarray([i, i + 1], np.int32) for i in range(n_rows)]
     return PromptSource(rows, tokens, feed_order([n_rows], None, seed=1, shuffle=True))

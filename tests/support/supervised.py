@@ -9,7 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.local.processes import Completed, Failed, Service, State, Supervisor, command
+from headrace.local.processes import (
+    Completed,
+    ProcessFailed,
+    ProcessState,
+    SupervisedService,
+    Supervisor,
+    command,
+)
 from tests.waiting import until
 
 DEADLINE_S = 20.0
@@ -27,14 +34,14 @@ class Bench:
         self.notes: list[str] = []
         self.supervisor: Supervisor | None = None
 
-    def service(self, name: str, code: str, **options: object) -> Service:
+    def service(self, name: str, code: str, **options: object) -> SupervisedService:
         log = self.directory / f"{name}.log"
         argv = [sys.executable, "-S", "-c", textwrap.dedent(code)]
-        return Service(name, log, command(argv, log, self.directory), **options)  # type: ignore[arg-type]
+        return SupervisedService(name, log, command(argv, log, self.directory), **options)  # type: ignore[arg-type]
 
     def supervise(
         self,
-        *services: Service,
+        *services: SupervisedService,
         max_restarts: int = 1,
         start_timeout_s: float = 10.0,
         scratch: Path | None = None,
@@ -48,7 +55,7 @@ class Bench:
         )
         return self.supervisor
 
-    def outcome(self) -> Completed | Failed:
+    def outcome(self) -> Completed | ProcessFailed:
         assert self.supervisor is not None
         end = time.monotonic() + DEADLINE_S
         while (found := self.supervisor.poll()) is None:
@@ -75,4 +82,4 @@ def count_starts(name: str) -> str:
 
 
 def all_ready(supervisor: Supervisor) -> bool:
-    return all(child.state is State.READY for child in supervisor.children.values())
+    return all(child.state is ProcessState.READY for child in supervisor.children.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
-from headrace.traces.reading import Event, read
+from headrace.traces.reading import TraceEvent, read
 
 S = 10**9
 
@@ -33,5 +33,5 @@ def command(run: Path, *arguments: str) -> int:
     return ended.value.code
 
 
-def slices(run: Path) -> list[Event]:
+def slices(run: Path) -> list[TraceEvent]:
     return [e for s in read(run).starts for e in s.events if e.ph == "X"]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.data.feed_order import FeedOrder
-from headrace.data.rows import Row
+from headrace.data.rows import DataRow
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.rewards.prompt import with_prompt
@@ -36,7 +36,7 @@ CHUNK = 64
 class PromptSource:
     """Rows with their tokens, and the order in which they are issued."""
 
-    rows: Sequence[Row]
+    rows: Sequence[DataRow]
     tokens: Sequence[Int32Array]
     order: FeedOrder
     with_text: bool = False
@@ -52,7 +52,7 @@ class PromptSource:
 
 
 def make_prompt(
-    row: Row, tokens: Int32Array, sample_id: str, issue: int, epoch: int, with_text: bool = False
+    row: DataRow, tokens: Int32Array, sample_id: str, issue: int, epoch: int, with_text: bool = False
 ) -> Prompt:
     return Prompt(
         sample_id=sample_id,

@@ -100,7 +100,7 @@ class Janitor:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class TrainedUpTo:
     """The part of a checkpoint's manifest needed here: its step, and the samples trained up to it."""
 
     step: int
@@ -132,7 +132,7 @@ def trim_floor(folder: Path) -> int | None:
     return nested_floor(manifests)
 
 
-def nested_floor(manifests: Sequence[Manifest]) -> int | None:
+def nested_floor(manifests: Sequence[TrainedUpTo]) -> int | None:
     """`trim_floor` for manifests already read."""
     if not manifests:
         return None
@@ -142,7 +142,7 @@ def nested_floor(manifests: Sequence[Manifest]) -> int | None:
     return oldest.step
 
 
-def _read_manifest(path: Path) -> Manifest | None:
+def _read_manifest(path: Path) -> TrainedUpTo | None:
     """Read a manifest; None (logged) if it is invalid. `trained` may be a list of ids or map ids to steps."""
     try:
         value: Any = json.loads(path.read_bytes())
@@ -152,4 +152,4 @@ def _read_manifest(path: Path) -> Manifest | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("manifest unreadable, nothing is trimmed", extra={"path": path, "error": str(error)})
         return None
-    return Manifest(step, frozenset(trained))
+    return TrainedUpTo(step, frozenset(trained))

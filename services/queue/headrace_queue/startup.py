@@ -25,7 +25,7 @@ from headrace.config.run import RunConfig
 from headrace.connections.redis_client import LOGIN_REFUSED, VOLATILE, connect_async, login_refused
 from headrace.connections.redis_settings import memory_limit, server_settings
 from headrace.data import dataset
-from headrace.data.rows import Row
+from headrace.data.rows import DataRow
 from headrace.ledger import ops
 from headrace.ledger.client import AsyncLedger
 from headrace.system.endings import EX_CONFIG, EX_UNAVAILABLE
@@ -140,7 +140,7 @@ def read_data(config: RunConfig) -> dataset.DataSet:
 # -- the run ------------------------------------------------------------------------------------------
 
 
-def digest(rows: Sequence[Row], tokens: Sequence[Int32Array]) -> str:
+def digest(rows: Sequence[DataRow], tokens: Sequence[Int32Array]) -> str:
     """SHA-256 over everything that prompts are made from, in hexadecimal."""
     sha = hashlib.sha256()
     for row, ids in zip(rows, tokens, strict=True):
@@ -214,7 +214,7 @@ async def configure(ledger: AsyncLedger, config: RunConfig, print_: str) -> None
 
 async def load_validation(
     ledger: AsyncLedger,
-    rows: Sequence[Row],
+    rows: Sequence[DataRow],
     tokens: Sequence[Int32Array],
     responses: int = 1,
     with_text: bool = False,

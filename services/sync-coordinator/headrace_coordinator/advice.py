@@ -16,7 +16,7 @@ from headrace.config.run import RunConfig
 from headrace.ledger.client import AsyncLedger
 from headrace.metrics import coordinator as metrics
 from headrace.service import recommendation, telemetry
-from headrace.service.recommendation import Advice, Reading
+from headrace.service.recommendation import Advice, WindowReading
 from headrace.service.telemetry import RolloutTelemetry
 from headrace_coordinator.rounds.notices import Committed, Notice
 
@@ -64,7 +64,7 @@ class Adviser:
         self._seen = fresh
         if sync.begin.step_s <= 0:  # the first sync of a trainer: nothing was trained since
             return
-        reading = Reading(min(1.0, sync.begin.wait_s / sync.begin.step_s), idle or 0.0, sync.members)
+        reading = WindowReading(min(1.0, sync.begin.wait_s / sync.begin.step_s), idle or 0.0, sync.members)
         before = self.advice
         self.advice = recommendation.advise(
             self._config.kubernetes.recommendation, before, reading, time.monotonic()

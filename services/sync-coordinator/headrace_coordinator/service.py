@@ -29,7 +29,7 @@ from headrace.v1 import sync_pb2, sync_pb2_grpc
 from headrace_coordinator.advice import Adviser
 from headrace_coordinator.ledger_watch import watch_ledger
 from headrace_coordinator.rounds.driver import Driver
-from headrace_coordinator.rounds.roster import Superseded
+from headrace_coordinator.rounds.roster import CoordinatorSuperseded
 from headrace_coordinator.servicer import CoordinatorServicer, TokenInterceptor
 from headrace_coordinator.tuning import ConfigWatch, check_memory, stamp_of
 
@@ -46,7 +46,7 @@ def serve(_: RunConfig, args: argparse.Namespace) -> int:
 
 
 def exit_code(error: Exception) -> int | None:
-    return EX_FAILED if isinstance(error, Superseded) else None
+    return EX_FAILED if isinstance(error, CoordinatorSuperseded) else None
 
 
 async def _serve(args: argparse.Namespace) -> int:

@@ -118,7 +118,7 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
                 d.transfers.event(s.Loaded(name, attempt, report.loaded.digest))
             case "failed" if (attempt := d.transfers.attempt_of(report.failed.session)) is not None:
                 log.warning("member failed", extra={"member": name, "error": report.failed.error[:500]})
-                d.transfers.event(s.Failed(name, attempt, report.failed.error))
+                d.transfers.event(s.RoundFailed(name, attempt, report.failed.error))
             case "progress":
                 d.progress(c, report.progress.tokens)
             case "resumed":
@@ -167,7 +167,7 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
                         d.transfers.event(s.Sent(attempt, report.sent.digest))
                     case "failed" if (attempt := d.transfers.attempt_of(report.failed.session)) is not None:
                         log.warning("trainer failed to send", extra={"error": report.failed.error[:500]})
-                        failure = s.Failed(s.TRAINER, attempt, report.failed.error)
+                        failure = s.RoundFailed(s.TRAINER, attempt, report.failed.error)
                         d.transfers.event(s.TrainerLost() if report.failed.moved_on else failure)
         except asyncio.CancelledError:
             raise

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.ledger import ops
 from headrace_trainer.distributed import heartbeat
-from headrace_trainer.learning.batch import Stopped, Superseded, refused
+from headrace_trainer.learning.batch import Stopped, TrainerSuperseded, refused
 from headrace_trainer.model.policy import export_model
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _give_way(trainer: Trainer) -> None:
         with trainer.ledger.unless_stopping():
             followed = trainer.ledger.run(ops.stats()).lineage != trainer.progress.lineage
     if trainer.ranks.share(followed):
-        raise Superseded(f"another trainer has followed lineage {trainer.progress.lineage}")
+        raise TrainerSuperseded(f"another trainer has followed lineage {trainer.progress.lineage}")
 
 
 def _last_sync(trainer: Trainer) -> None:

@@ -6,7 +6,7 @@ import time
 
 from headrace.config.run import RunConfig
 from headrace_trainer.checkpoints.checkpoint import Checkpoints
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.records.report import StepReport
 
@@ -19,7 +19,7 @@ class SaveSchedule:
         config: RunConfig,
         ranks: Ranks,
         checkpoints: Checkpoints,
-        progress: Progress,
+        progress: TrainingProgress,
         report: StepReport,
     ) -> None:
         self._trainer = config.trainer

@@ -29,8 +29,8 @@ from headrace_trainer.distributed import heartbeat
 from headrace_trainer.distributed.ranks import Ranks, keep_to_share
 from headrace_trainer.launch import verdict
 from headrace_trainer.launch.launcher import AGENT
-from headrace_trainer.launch.verdict import Verdict
-from headrace_trainer.learning.batch import ClaimFailed, RefillExhausted, Superseded
+from headrace_trainer.launch.verdict import LaunchVerdict
+from headrace_trainer.learning.batch import ClaimFailed, RefillExhausted, TrainerSuperseded
 from headrace_trainer.loop import NotFinite, NothingTrained, Trainer
 from headrace_trainer.records import metrics
 from headrace_trainer.sync.rounds import sync_limit_s
@@ -55,10 +55,10 @@ def main() -> None:
         heartbeat.begin(heartbeat.rank_file(args.heartbeat, rank))
         metrics.show_heartbeat(args.heartbeat)
     try:
-        ended = Verdict(run(args))
+        ended = LaunchVerdict(run(args))
     except Exception as error:  # the last resort of a rank: torchrun ends the others
         code = exit_code(error)
-        ended = Verdict(code or EX_FAILED, str(error) if code else f"{type(error).__name__}: {error}")
+        ended = LaunchVerdict(code or EX_FAILED, str(error) if code else f"{type(error).__name__}: {error}")
         if not verdict.leave(args.state, ended):  # all fail alike, or this one has lost those that did
             log.info("ends with the others", extra={"reason": ended.reason})
         else:
@@ -105,7 +105,7 @@ def exit_code(error: Exception) -> int | None:
             return EX_CONFIG
         case AdoptError():
             return EX_BEYOND_REPAIR  # what the weights have seen and what the ledger says do not fit
-        case Superseded() | RefillExhausted() | NothingTrained() | NotFinite():
+        case TrainerSuperseded() | RefillExhausted() | NothingTrained() | NotFinite():
             return EX_BEYOND_REPAIR  # from the same checkpoint, with the same data, it would end here again
         case ClaimFailed() | SyncFailed() | SaveFailed():
             return EX_FAILED  # a new lineage brings every engine up to date; a disk may have room again

@@ -13,13 +13,13 @@ from headrace_coordinator.rounds.session import (
     Deadline,
     Event,
     Expire,
-    Failed,
     Form,
     Loaded,
     Lost,
     Paused,
     Phase,
     Ready,
+    RoundFailed,
     Sent,
     Transfer,
     TransferSession,
@@ -37,7 +37,7 @@ from tests.fast.coordinator.session_world import (
 def test_a_failure_in_forming_is_not_forgotten_when_others_are_ready_later() -> None:
     """The reports of one attempt may come in any order."""
     world = to_forming()
-    for event in (Failed("c", 1, "x"), Ready("a", 1), Ready("b", 1)):
+    for event in (RoundFailed("c", 1, "x"), Ready("a", 1), Ready("b", 1)):
         world.tell(event)
     assert new_attempt(world, world.tell(Ready(TRAINER, 1)))
 
@@ -84,7 +84,7 @@ def test_tries_without_a_culprit_end_with_everybody_expired() -> None:
     for attempt in (1, 2, 3):
         assert not world.expired
         for who in ("a", "b", TRAINER):
-            actions = world.tell(Failed(who, attempt, "peer closed"))
+            actions = world.tell(RoundFailed(who, attempt, "peer closed"))
     assert actions[-1] == Form(4, ())
     assert world.expired == {"a", "b"}
     world.tell(Ready(TRAINER, 4))
@@ -106,7 +106,7 @@ def test_tries_with_a_culprit_expire_nobody_else() -> None:
 
 def test_a_trainer_that_cannot_send_to_nobody_ends_the_session() -> None:
     world = World(TransferSession([], 2))
-    world.tell(Failed(TRAINER, 1, "no store"))
+    world.tell(RoundFailed(TRAINER, 1, "no store"))
     world.tell(Deadline())
     assert world.session.phase is Phase.ABANDONED
     assert "the trainer cannot send" in world.session.why
@@ -130,11 +130,11 @@ FAILING_JOINERS: dict[str, list[Event]] = {
     "silent": [Ready(TRAINER, 1), Deadline()],
     "lost": [Lost("a"), Ready(TRAINER, 1)],
     "lost after the trainer": [Ready(TRAINER, 1), Lost("a")],
-    "fails": [Ready(TRAINER, 1), Failed("a", 1, "x")],
-    "fails first": [Failed("a", 1, "x"), Ready(TRAINER, 1)],
+    "fails": [Ready(TRAINER, 1), RoundFailed("a", 1, "x")],
+    "fails first": [RoundFailed("a", 1, "x"), Ready(TRAINER, 1)],
     "silent in transfer": [Ready(TRAINER, 1), Ready("a", 1), Sent(1, DIGEST), Deadline()],
     "lost in transfer": [Ready(TRAINER, 1), Ready("a", 1), Lost("a"), Sent(1, DIGEST)],
-    "fails in transfer": [Ready(TRAINER, 1), Ready("a", 1), Failed("a", 1, "x"), Sent(1, DIGEST)],
+    "fails in transfer": [Ready(TRAINER, 1), Ready("a", 1), RoundFailed("a", 1, "x"), Sent(1, DIGEST)],
     "other weights": [Ready(TRAINER, 1), Ready("a", 1), Sent(1, DIGEST), Loaded("a", 1, "wrong")],
 }
 
@@ -150,7 +150,9 @@ def test_a_failing_joiner_is_expired_and_the_catch_up_ends(events: list[Event]) 
 
 
 @given(
-    st.permutations([Loaded("a", 1, DIGEST), Loaded("b", 1, DIGEST), Sent(1, DIGEST), Failed("c", 1, "x")])
+    st.permutations(
+        [Loaded("a", 1, DIGEST), Loaded("b", 1, DIGEST), Sent(1, DIGEST), RoundFailed("c", 1, "x")]
+    )
 )
 def test_reports_of_a_transfer_commute(events: list[Event]) -> None:
     world = to_transferring()

@@ -14,7 +14,6 @@ from headrace_coordinator.rounds.session import (
     Deadline,
     Event,
     Expire,
-    Failed,
     Form,
     Left,
     Loaded,
@@ -22,6 +21,7 @@ from headrace_coordinator.rounds.session import (
     Paused,
     Phase,
     Ready,
+    RoundFailed,
     Sent,
     TrainerLost,
     Transfer,
@@ -63,7 +63,7 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
         )
     ],
     ("FORMING", "Failed, Lost, Left, Deadline"): [
-        ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Failed("c", 1, "x")], new_attempt),
+        ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), RoundFailed("c", 1, "x")], new_attempt),
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Lost("c")], new_attempt),
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Left("c")], new_attempt),
         ([Ready(TRAINER, 1), Ready("a", 1), Ready("b", 1), Deadline()], new_attempt),
@@ -87,12 +87,15 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
         ),
     ],
     ("TRANSFERRING", "Failed, Lost, Left, Deadline"): [
-        ([Failed("a", 1, "x"), Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST)], new_attempt),
+        (
+            [RoundFailed("a", 1, "x"), Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST)],
+            new_attempt,
+        ),
         ([Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST), Lost("a")], new_attempt),
         ([Lost("a"), Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST)], new_attempt),
         ([Loaded("b", 1, DIGEST), Loaded("a", 1, DIGEST), Lost("a"), Deadline()], new_attempt),
         ([Loaded("b", 1, DIGEST), Sent(1, DIGEST), Deadline()], new_attempt),
-        ([Loaded(m, 1, DIGEST) for m in "abc"] + [Failed(TRAINER, 1, "x")], new_attempt),
+        ([Loaded(m, 1, DIGEST) for m in "abc"] + [RoundFailed(TRAINER, 1, "x")], new_attempt),
     ],
     ("COMMITTING", "CommitAnswer(ok)"): [
         ([CommitAnswer(True)], lambda w, a: w.session.phase is Phase.DONE and w.session.roster == list("abc"))
@@ -139,11 +142,17 @@ def test_row_of_the_table(phase: str, events: list[Event], outcome: Outcome) -> 
 
 
 IGNORED: dict[str, list[Event]] = {
-    "PAUSING": [Lost("a"), Ready("a", 0), Loaded("a", 0, DIGEST), Failed("a", 0, "x"), CommitAnswer(True)],
+    "PAUSING": [
+        Lost("a"),
+        Ready("a", 0),
+        Loaded("a", 0, DIGEST),
+        RoundFailed("a", 0, "x"),
+        CommitAnswer(True),
+    ],
     "FORMING": [
         Paused("a"),
         Ready("a", 0),
-        Failed("a", 0, "x"),
+        RoundFailed("a", 0, "x"),
         Lost("stranger"),
         Left("stranger"),
         CommitAnswer(True),
@@ -154,11 +163,11 @@ IGNORED: dict[str, list[Event]] = {
         Loaded("a", 0, "x"),
         Loaded("stranger", 1, "x"),
         Sent(0, "x"),
-        Failed("a", 0, "x"),
+        RoundFailed("a", 0, "x"),
         Lost("stranger"),
         CommitAnswer(True),
     ],
-    "COMMITTING": [Lost("a"), Failed("a", 1, "x"), Loaded("a", 1, "x"), Sent(1, "x"), Deadline()],
+    "COMMITTING": [Lost("a"), RoundFailed("a", 1, "x"), Loaded("a", 1, "x"), Sent(1, "x"), Deadline()],
 }
 
 
@@ -175,5 +184,5 @@ def test_the_failure_of_a_stranger_changes_nothing(phase: str) -> None:
     """It would be taken for a culprit that is gone already, so attempts would not be counted: no end."""
     world = PHASES[phase]()
     before = repr(world.session)
-    assert world.tell(Failed("stranger", 1, "x")) == []
+    assert world.tell(RoundFailed("stranger", 1, "x")) == []
     assert repr(world.session) == before

@@ -20,13 +20,13 @@ from headrace_coordinator.rounds.session import (
     CommitAnswer,
     Deadline,
     Event,
-    Failed,
     Left,
     Loaded,
     Lost,
     Paused,
     Phase,
     Ready,
+    RoundFailed,
     Sent,
     TrainerLost,
     TransferSession,
@@ -101,7 +101,7 @@ class Walk(RuleBasedStateMachine):
     @running
     @rule(who=party, back=back)
     def failed(self, who: str, back: int) -> None:
-        self.tell(Failed(who, self.attempt(back), "broken pipe"))
+        self.tell(RoundFailed(who, self.attempt(back), "broken pipe"))
 
     @running
     @rule(who=who, orderly=st.booleans())
@@ -188,7 +188,7 @@ def probable_event(session: TransferSession, random: Random, history: list[Event
     if dice < 0.04:
         return random.choice([Lost, Left])(random.choice(NAMES))
     if dice < 0.07:
-        return Failed(random.choice([*NAMES, TRAINER]), attempt, "broken pipe")
+        return RoundFailed(random.choice([*NAMES, TRAINER]), attempt, "broken pipe")
     if dice < 0.073:
         return TrainerLost()
     if dice < 0.25 and history:

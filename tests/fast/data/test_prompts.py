@@ -10,7 +10,7 @@ import pytest
 from headrace.config.data import DataConfig
 from headrace.data.problems import Problem, Problems
 from headrace.data.prompts import Prompts, tokenize_rows
-from headrace.data.rows import DataError, Message, Row
+from headrace.data.rows import DataError, DataRow, Message
 
 BOS = 1
 
@@ -45,8 +45,8 @@ class Characters:
         return "<s>" + "".join(f"[{m['role']}]{m['content']}" for m in conversation) + f"[{role}]"
 
 
-def row(prompt: Any, line: int = 1) -> Row:
-    return Row(line - 1, "train.jsonl", line, prompt, "sums", "2", None, {})
+def row(prompt: Any, line: int = 1) -> DataRow:
+    return DataRow(line - 1, "train.jsonl", line, prompt, "sums", "2", None, {})
 
 
 def tokens(*prompts: Any, sizes: list[int] | None = None, **settings: Any) -> Prompts:

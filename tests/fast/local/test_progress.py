@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from headrace.local.progress import PlainLines, Progress
+from headrace.local.progress import PlainLines, RunProgress
 from headrace.records.json_files import MetricsTail
 
 
@@ -13,12 +13,12 @@ def rows(*steps: int, **values: float) -> list[dict]:
     return [{"step": step, **values} for step in steps]
 
 
-def cells(progress: Progress) -> dict[str, str]:
+def cells(progress: RunProgress) -> dict[str, str]:
     return dict(progress.cells())
 
 
 def test_the_time_left_follows_the_pace_of_the_last_steps():
-    progress = Progress(total_steps=10)
+    progress = RunProgress(total_steps=10)
     assert cells(progress)["left"] == "-"
     progress.add_rows(rows(1), now=100.0)
     assert progress.eta_s is None  # one step has no pace
@@ -32,7 +32,7 @@ def test_the_time_left_follows_the_pace_of_the_last_steps():
 
 def test_updates_beyond_the_plan_do_not_count_past_it():
     """Samples that went back by hand make short updates of their own."""
-    progress = Progress(total_steps=2)
+    progress = RunProgress(total_steps=2)
     for step in (1, 2, 3):
         progress.add_rows(rows(step), now=float(step))
     assert cells(progress)["step"] == "3/3"
@@ -42,7 +42,7 @@ def test_updates_beyond_the_plan_do_not_count_past_it():
 def test_lines_come_with_a_step_and_leave_out_what_is_unknown(tmp_path):
     out = io.StringIO()
     lines = PlainLines(out)
-    progress = Progress(total_steps=4)
+    progress = RunProgress(total_steps=4)
     lines.update(progress)
     assert out.getvalue() == ""
     progress.add_rows([{"step": 1, "reward/mean": 0.25, "trainer/idle_ratio": 0.5}], now=0.0)

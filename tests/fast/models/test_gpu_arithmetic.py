@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.gpu_arithmetic import (
-    Batches,
+    BatchPlan,
     batch_notes,
     gpus,
     held_told,
@@ -113,15 +113,15 @@ def test_batches(mini_batch: int, ranks: int, r: int, more: int) -> None:
     assert most - fewest == (mini_batch % ranks > 0)
     assert 0 <= uneven_share(mini_batch, ranks) < 1
     assert (uneven_share(mini_batch, ranks) == 0) == (mini_batch % ranks == 0)
-    b = Batches(r * mini_batch + more, r * mini_batch, mini_batch, ranks)
+    b = BatchPlan(r * mini_batch + more, r * mini_batch, mini_batch, ranks)
     assert b.whole_updates * b.per_update + b.rest == b.samples
     notes = list(batch_notes(b))
     assert len(notes) == (mini_batch % ranks > 0) + (b.rest > 0)
 
 
 def test_notes_name_the_change() -> None:
-    (note,) = batch_notes(Batches(samples=100, per_update=10, mini_batch=10, ranks=4))
+    (note,) = batch_notes(BatchPlan(samples=100, per_update=10, mini_batch=10, ranks=4))
     assert "some get 3 samples and others 2, and 17 % of their time" in note
     assert note.endswith("set it to 8 or 12")
-    (short,) = batch_notes(Batches(samples=105, per_update=10, mini_batch=10, ranks=5))
+    (short,) = batch_notes(BatchPlan(samples=105, per_update=10, mini_batch=10, ranks=5))
     assert short.endswith("set it to 100 or 110")

@@ -21,7 +21,7 @@ from headrace.system.endings import FINAL
 from headrace.v1.sample_pb2 import ValidationResult
 from headrace.wire.payloads import decode_prompt
 from headrace_queue.feeder import CHUNK, Feeder, next_issue
-from headrace_queue.janitor import Janitor, Manifest, nested_floor, trim_floor
+from headrace_queue.janitor import Janitor, TrainedUpTo, nested_floor, trim_floor
 from headrace_queue.loops import Fatal, Pulse, is_outage, run_loop
 from headrace_queue.validation import EvalFile, Score, ValidationReporter, scores
 from tests.support.queue_fakes import FakeLedger, make_stats, source
@@ -231,9 +231,9 @@ def test_the_oldest_checkpoint_bounds_the_trim(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_parted_lineages_forbid_the_trim() -> None:
-    line = [Manifest(2, frozenset("ab")), Manifest(4, frozenset("abc"))]
+    line = [TrainedUpTo(2, frozenset("ab")), TrainedUpTo(4, frozenset("abc"))]
     assert nested_floor(line) == 2
-    assert nested_floor([*line, Manifest(3, frozenset("ax"))]) is None
+    assert nested_floor([*line, TrainedUpTo(3, frozenset("ax"))]) is None
 
 
 async def test_prompts_are_trimmed_when_the_checkpoints_change(

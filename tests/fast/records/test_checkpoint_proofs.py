@@ -37,7 +37,7 @@ from headrace.records.checkpoints import (
 from headrace.records.trained_log import TrainedLog
 from headrace_trainer.checkpoints import export as trainer_export
 from headrace_trainer.checkpoints.checkpoint import Checkpoints, SaveFailed, trained_rows
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.checkpoints.resume import chosen, run_id
 from headrace_trainer.checkpoints.shards import Shard, file_name, flattened, with_scalars
 from headrace_trainer.distributed.ranks import Ranks
@@ -109,8 +109,8 @@ def world(tmp_path: Path, ranks: Ranks) -> World:
     return made
 
 
-def progress(step: int, lineage: int = 1, run: str = "r") -> Progress:
-    return Progress(run_id=run, step=step, lineage=lineage, trained={f"{step:010d}": step})
+def progress(step: int, lineage: int = 1, run: str = "r") -> TrainingProgress:
+    return TrainingProgress(run_id=run, step=step, lineage=lineage, trained={f"{step:010d}": step})
 
 
 def described_anew(checkpoint: Path, **changes: Any) -> None:
@@ -312,9 +312,9 @@ def test_another_runs_checkpoint_is_refused(world: World, tmp_path: Path, ranks:
 def test_a_run_keeps_its_id(world: World) -> None:
     assert run_id(world.folder, progress(1, run="saved")) == "saved"
     world.begins((1, 0), run="begun")
-    assert run_id(world.folder, Progress()) == "begun", "it went before its first checkpoint"
+    assert run_id(world.folder, TrainingProgress()) == "begun", "it went before its first checkpoint"
     (world.root / "trained.jsonl").unlink()
-    one, other = run_id(world.folder, Progress()), run_id(world.folder, Progress())
+    one, other = run_id(world.folder, TrainingProgress()), run_id(world.folder, TrainingProgress())
     assert one != other
 
 

@@ -19,7 +19,7 @@ from headrace.records.checkpoints import (
 )
 from headrace_trainer.checkpoints import checkpoint
 from headrace_trainer.checkpoints.checkpoint import Checkpoints, SaveFailed
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.checkpoints.resume import adopted, chosen, work_to_keep
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.model.optimize import Learnable
@@ -34,7 +34,7 @@ def test_a_checkpoint_brings_everything_back(names: list[str], tmp_path: Path, r
     for part in parts.values():
         part.optimizer.step()
         part.schedule.step()
-    progress = Progress(
+    progress = TrainingProgress(
         step=3, optimizer_steps=6, version=2, lineage=1, trained={"0000000000": 1}, kl_coef=0.25
     )
     path = Checkpoints(tmp_path, KEEPS_TWO, parts, ranks).save(progress)
@@ -52,7 +52,7 @@ def test_a_checkpoint_brings_everything_back(names: list[str], tmp_path: Path, r
 
 
 def test_a_checkpoint_without_a_critic_does_not_serve_one(tmp_path: Path, ranks: Ranks) -> None:
-    path = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks).save(Progress(step=3))
+    path = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks).save(TrainingProgress(step=3))
     both = {"policy": training(1), "critic": training(2)}
     with pytest.raises(CheckpointError, match="critic"):
         Checkpoints(tmp_path, KEEPS_TWO, both, ranks).load(path)
@@ -61,16 +61,16 @@ def test_a_checkpoint_without_a_critic_does_not_serve_one(tmp_path: Path, ranks:
 def test_saving_is_atomic_and_keeps_the_newest(tmp_path: Path, ranks: Ranks) -> None:
     checkpoints = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks)
     for step in (1, 2, 3):
-        checkpoints.save(Progress(step=step, lineage=1))
+        checkpoints.save(TrainingProgress(step=step, lineage=1))
     assert sorted(d.name for d in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
     # A save that was cut off: nobody takes it for a checkpoint, the next save removes it.
     cut_off = tmp_path / ".step_00000004.tmp"
     cut_off.mkdir()
     assert complete_checkpoints(tmp_path)[-1] == tmp_path / "step_00000003"
     before = (tmp_path / "step_00000003" / MANIFEST).stat().st_ino
-    checkpoints.save(Progress(step=3, lineage=1))
+    checkpoints.save(TrainingProgress(step=3, lineage=1))
     assert (tmp_path / "step_00000003" / MANIFEST).stat().st_ino == before, "the same step is there already"
-    checkpoints.save(replace(Progress(step=3, lineage=2), tokens=7))
+    checkpoints.save(replace(TrainingProgress(step=3, lineage=2), tokens=7))
     assert json.loads((tmp_path / "step_00000003" / MANIFEST).read_text())["lineage"] == 2
     assert not cut_off.exists()
 
@@ -81,7 +81,7 @@ def test_a_save_reads_each_manifest_once(
     """Each names every sample trained up to it."""
     checkpoints = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks)
     for step in (1, 2):
-        checkpoints.save(Progress(step=step, lineage=1))
+        checkpoints.save(TrainingProgress(step=step, lineage=1))
     read: list[str] = []
 
     def reading(path: Path) -> Manifest:
@@ -89,7 +89,7 @@ def test_a_save_reads_each_manifest_once(
         return read_manifest(path)
 
     monkeypatch.setattr(checkpoint, "read_manifest", reading)
-    checkpoints.save(Progress(step=3, lineage=1))
+    checkpoints.save(TrainingProgress(step=3, lineage=1))
     assert read == ["step_00000003", "step_00000001", "step_00000002"], (
         "whether it is saved already; the others"
     )
@@ -100,7 +100,7 @@ def test_what_is_saved_is_what_was_true_when_saving_began(tmp_path: Path, ranks:
     part = training(0)
     saved = {name: p.detach().clone() for name, p in part.model.named_parameters()}
     moments = [part.optimizer.state[p]["exp_avg"].clone() for p in part.model.parameters()]
-    progress = Progress(step=1, trained={"0000000000": 1})
+    progress = TrainingProgress(step=1, trained={"0000000000": 1})
     checkpoints = Checkpoints(tmp_path, KEEPS_TWO, {"policy": part}, ranks)
     path = checkpoints.begin(progress)
     with torch.no_grad():  # the next step, while the thread writes
@@ -113,7 +113,7 @@ def test_what_is_saved_is_what_was_true_when_saving_began(tmp_path: Path, ranks:
     assert complete_checkpoints(tmp_path) == [path]
     other = training(7)
     loaded = Checkpoints(tmp_path, KEEPS_TWO, {"policy": other}, ranks).load(path)
-    assert loaded == Progress(step=1, trained={"0000000000": 1})
+    assert loaded == TrainingProgress(step=1, trained={"0000000000": 1})
     for (name, p), moment in zip(other.model.named_parameters(), moments, strict=True):
         assert torch.equal(p, saved[name])
         assert torch.equal(other.optimizer.state[p]["exp_avg"], moment)
@@ -122,7 +122,7 @@ def test_what_is_saved_is_what_was_true_when_saving_began(tmp_path: Path, ranks:
 def test_random_numbers_go_on_where_they_were(tmp_path: Path, ranks: Ranks) -> None:
     torch.manual_seed(5)
     checkpoints = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks)
-    path = checkpoints.save(Progress(step=1))
+    path = checkpoints.save(TrainingProgress(step=1))
     drawn = torch.rand(3)
     torch.manual_seed(99)
     checkpoints.load(path)
@@ -133,13 +133,13 @@ def test_a_save_that_fails_is_heard_of_and_leaves_the_last_one(
     tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks)
-    good = checkpoints.save(Progress(step=1))
+    good = checkpoints.save(TrainingProgress(step=1))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "_publish", full)
-    checkpoints.begin(Progress(step=2))
+    checkpoints.begin(TrainingProgress(step=2))
     with pytest.raises(SaveFailed, match=r"step_00000002.*No space left"):
         checkpoints.wait()
     with pytest.raises(SaveFailed):
@@ -148,7 +148,7 @@ def test_a_save_that_fails_is_heard_of_and_leaves_the_last_one(
 
 
 def test_another_models_checkpoint_says_so(tmp_path: Path, ranks: Ranks) -> None:
-    path = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks).save(Progress(step=1))
+    path = Checkpoints(tmp_path, KEEPS_TWO, {"policy": training(0)}, ranks).save(TrainingProgress(step=1))
     wide = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 2))
     optimizer = torch.optim.AdamW(wide.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
@@ -187,7 +187,7 @@ def test_a_path_is_obeyed_once(tmp_path: Path) -> None:
 
 def test_going_back_by_a_path_keeps_nothing_of_what_came_after(tmp_path: Path) -> None:
     made(tmp_path, 1, 2, 3)
-    progress = Progress(optimizer_steps=2, version=2, step_of_version={"0": 0, "1": 1, "2": 2})
+    progress = TrainingProgress(optimizer_steps=2, version=2, step_of_version={"0": 0, "1": 1, "2": 2})
     asynchronous = config(async_training={"staleness_threshold": 1})
 
     def limit() -> int:
@@ -217,7 +217,7 @@ def test_a_path_that_is_no_checkpoint_of_the_run(tmp_path: Path, name: str) -> N
 def test_a_resumed_optimizer_follows_the_configuration_of_now(tmp_path: Path, ranks: Ranks) -> None:
     """As the advice for a run whose updates are not finite has it: a lower rate, from an older checkpoint."""
     saved = training(0)
-    path = Checkpoints(tmp_path, KEEPS_TWO, {"policy": saved}, ranks).save(Progress(step=3))
+    path = Checkpoints(tmp_path, KEEPS_TWO, {"policy": saved}, ranks).save(TrainingProgress(step=3))
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.3)
     now = Learnable(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.cli.trace import merge, validate
 from headrace.traces import reading
-from headrace.traces.reading import Event, NothingRecorded, Start, read
+from headrace.traces.reading import NothingRecorded, ProcessTrace, TraceEvent, read
 from headrace.traces.recording import Lanes, Recorder
 from tests.support.trace_runs import S, command, run_directory, trace_file
 
@@ -93,8 +93,8 @@ def test_a_file_without_its_opening_line(run: Path) -> None:
     assert (start.process, start.pid, len(start.events)) == ("trainer-1", os.getpid(), 1)
 
 
-def begun(process: str, pid: int, begin: int, end: int) -> Start:
-    return Start(process, pid, begin, [Event("X", "sample", "main", begin, end - begin)])
+def begun(process: str, pid: int, begin: int, end: int) -> ProcessTrace:
+    return ProcessTrace(process, pid, begin, [TraceEvent("X", "sample", "main", begin, end - begin)])
 
 
 def test_starts_of_one_process_share_a_row() -> None:
@@ -200,14 +200,14 @@ def test_the_picture(run: Path, tmp_path: Path) -> None:
 def test_what_the_picture_shows() -> None:
     from headrace.traces import picture
 
-    def piece(name: str, track: str, begin: int, end: int, **args: object) -> Event:
-        return Event("X", name, track, begin * S, (end - begin) * S, args=args)
+    def piece(name: str, track: str, begin: int, end: int, **args: object) -> TraceEvent:
+        return TraceEvent("X", name, track, begin * S, (end - begin) * S, args=args)
 
-    rollouter = Start("rollouter-0", 1, 0, [
+    rollouter = ProcessTrace("rollouter-0", 1, 0, [
         piece("sample", "samples/10", 0, 9, partial=True), piece("sample", "samples/2", 0, 2),
         piece("paused", "main", 4, 6), piece("load", "main", 5, 6), piece("let_finish", "main", 3, 4),
     ])  # fmt: skip
-    coordinator = Start("coordinator", 2, 0, [
+    coordinator = ProcessTrace("coordinator", 2, 0, [
         piece("commit", "main", 5, 6),
         piece("round", "main", 4, 7, version=3), piece("round", "main", 8, 9, version=4),
     ])  # fmt: skip

@@ -20,8 +20,8 @@ from headrace_rollouter.generation.failures import Failures
 from headrace_rollouter.inference.engine import EngineFailed
 from headrace_trainer.checkpoints.checkpoint import SaveFailed
 from headrace_trainer.launch import verdict
-from headrace_trainer.launch.verdict import Verdict
-from headrace_trainer.learning.batch import ClaimFailed, RefillExhausted, Superseded, refused
+from headrace_trainer.launch.verdict import LaunchVerdict
+from headrace_trainer.learning.batch import ClaimFailed, RefillExhausted, TrainerSuperseded, refused
 from headrace_trainer.loop import NotFinite, NothingTrained
 from headrace_trainer.sync.sync_client import SyncFailed
 from headrace_trainer.worker import exit_code
@@ -74,7 +74,7 @@ def test_a_trainer_ends_for_good_where_a_restart_cannot_help() -> None:
         *(ConfigError(["x"]), LoginRefused("x"), CommunicatorError("x"), ValueError("x"), AdoptError("x")),
         LedgerWentBack("x"),
         CheckpointError("x"),
-        *(RefillExhausted("x"), Superseded("x"), NothingTrained("x"), NotFinite("x")),
+        *(RefillExhausted("x"), TrainerSuperseded("x"), NothingTrained("x"), NotFinite("x")),
     ]
     passing = [LedgerUnavailable("x"), ClaimFailed("x"), SyncFailed("x"), SaveFailed("x")]
     assert {type(e).__name__ for e in final if exit_code(e) not in FINAL} == set()
@@ -84,16 +84,16 @@ def test_a_trainer_ends_for_good_where_a_restart_cannot_help() -> None:
 
 
 def test_only_a_fence_says_that_another_trainer_has_taken_over() -> None:
-    assert isinstance(refused("the claim", "fenced", 3), Superseded)
-    assert not isinstance(refused("the claim", "unknown", 3), Superseded)
+    assert isinstance(refused("the claim", "fenced", 3), TrainerSuperseded)
+    assert not isinstance(refused("the claim", "unknown", 3), TrainerSuperseded)
 
 
 def test_the_first_verdict_of_a_launch_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict.find(tmp_path) is None
-    assert verdict.leave(tmp_path, Verdict(65, "no spread"))
+    assert verdict.leave(tmp_path, LaunchVerdict(65, "no spread"))
     monkeypatch.setattr("os.getpid", lambda: 1)  # another rank
-    assert not verdict.leave(tmp_path, Verdict(1, "the peer is gone"))
-    assert verdict.find(tmp_path) == Verdict(65, "no spread")
+    assert not verdict.leave(tmp_path, LaunchVerdict(1, "the peer is gone"))
+    assert verdict.find(tmp_path) == LaunchVerdict(65, "no spread")
 
 
 @pytest.fixture

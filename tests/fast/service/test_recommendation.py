@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.kubernetes import RecommendationConfig
-from headrace.service.recommendation import Advice, Reading, advise, decode, direction, encode, wanted
+from headrace.service.recommendation import Advice, WindowReading, advise, decode, direction, encode, wanted
 
 ratios = st.floats(0, 1)
-readings = st.builds(Reading, ratios, ratios, st.integers(0, 12))
+readings = st.builds(WindowReading, ratios, ratios, st.integers(0, 12))
 configs = st.builds(
     lambda low, more, tolerance, windows: RecommendationConfig(
         min_rollouters=low, max_rollouters=low + more, tolerance=tolerance, windows=windows
@@ -26,7 +26,7 @@ configs = st.builds(
 )
 
 
-def follow(c: RecommendationConfig, seen: list[Reading], step_s: float = 60.0) -> list[Advice]:
+def follow(c: RecommendationConfig, seen: list[WindowReading], step_s: float = 60.0) -> list[Advice]:
     """The advice after each window, one per `step_s`."""
     out: list[Advice] = []
     for number, reading in enumerate(seen):
@@ -38,13 +38,15 @@ def follow(c: RecommendationConfig, seen: list[Reading], step_s: float = 60.0) -
 def test_rollouters_are_producers(trainer: float, rollouter: float, other: float, there: int) -> None:
     """More idle trainer never means fewer of them, more idle rollouters never mean more."""
     low, high = sorted((trainer, other))
-    assert wanted(Reading(low, rollouter, there)) <= wanted(Reading(high, rollouter, there))
+    assert wanted(WindowReading(low, rollouter, there)) <= wanted(WindowReading(high, rollouter, there))
     low, high = sorted((rollouter, other))
-    assert wanted(Reading(trainer, high, there)) <= wanted(Reading(trainer, low, there))
+    assert wanted(WindowReading(trainer, high, there)) <= wanted(WindowReading(trainer, low, there))
 
 
 @given(configs, st.lists(readings, min_size=1, max_size=30))
-def test_within_the_limits_and_one_step_down_at_a_time(c: RecommendationConfig, seen: list[Reading]) -> None:
+def test_within_the_limits_and_one_step_down_at_a_time(
+    c: RecommendationConfig, seen: list[WindowReading]
+) -> None:
     advice = follow(c, seen)
     for one in advice:
         assert c.min_rollouters <= one.rollouters <= c.max_rollouters
@@ -53,7 +55,7 @@ def test_within_the_limits_and_one_step_down_at_a_time(c: RecommendationConfig, 
 
 
 @given(configs, st.lists(readings, min_size=2, max_size=30))
-def test_it_changes_only_when_windows_agree(c: RecommendationConfig, seen: list[Reading]) -> None:
+def test_it_changes_only_when_windows_agree(c: RecommendationConfig, seen: list[WindowReading]) -> None:
     advice = follow(c, seen)
     for number in range(1, len(seen)):
         if advice[number].rollouters == advice[number - 1].rollouters or seen[number].rollouters == 0:
@@ -67,7 +69,7 @@ def test_it_changes_only_when_windows_agree(c: RecommendationConfig, seen: list[
 def test_noise_around_balance_changes_nothing(c: RecommendationConfig, seed: int) -> None:
     c = c.model_copy(update={"min_rollouters": 1, "max_rollouters": 20})
     rng, small = random.Random(seed), c.tolerance / 3
-    seen = [Reading(rng.uniform(0, small), rng.uniform(0, small), 6) for _ in range(40)]
+    seen = [WindowReading(rng.uniform(0, small), rng.uniform(0, small), 6) for _ in range(40)]
     assert {one.rollouters for one in follow(c, seen)} == {6}
 
 
@@ -80,7 +82,7 @@ def test_a_run_that_obeys_comes_to_rest_near_what_it_needs(need: float, start: i
     for number in range(400):
         trainer = max(0.0, 1 - there / need) + rng.uniform(0, 0.03)
         rollouter = max(0.0, 1 - need / there) + rng.uniform(0, 0.03)
-        last = advise(c, last, Reading(min(1, trainer), min(1, rollouter), there), number * 120.0)
+        last = advise(c, last, WindowReading(min(1, trainer), min(1, rollouter), there), number * 120.0)
         there = last.rollouters
         path.append(there)
     rest = path[-1]
@@ -96,22 +98,22 @@ def test_a_run_that_obeys_comes_to_rest_near_what_it_needs(need: float, start: i
 def test_each_case_says_why() -> None:
     c = RecommendationConfig(windows=1)
     cases = {
-        "the trainer waits for samples": (Reading(0.6, 0.0, 2), 4),
-        "rollouters are idle": (Reading(0.0, 0.6, 4), 3),
-        "both wait: look at the sync and the reward": (Reading(0.5, 0.5, 4), 4),
-        "balanced": (Reading(0.05, 0.05, 4), 4),
-        "nobody generates": (Reading(1.0, 0.0, 0), 1),
+        "the trainer waits for samples": (WindowReading(0.6, 0.0, 2), 4),
+        "rollouters are idle": (WindowReading(0.0, 0.6, 4), 3),
+        "both wait: look at the sync and the reward": (WindowReading(0.5, 0.5, 4), 4),
+        "balanced": (WindowReading(0.05, 0.05, 4), 4),
+        "nobody generates": (WindowReading(1.0, 0.0, 0), 1),
     }
     for why, (reading, rollouters) in cases.items():
         found = advise(c, None, reading, 0.0)
         assert (found.why, found.rollouters) == (why, rollouters)
-    again = advise(c, replace(advise(c, None, Reading(0, 0.6, 4), 0.0)), Reading(0, 0.6, 3), 60.0)
+    again = advise(c, replace(advise(c, None, WindowReading(0, 0.6, 4), 0.0)), WindowReading(0, 0.6, 3), 60.0)
     assert again.rollouters == 3, "the next step down has to wait"
-    assert advise(c, again, Reading(0, 0.6, 3), 700.0).rollouters == 2
+    assert advise(c, again, WindowReading(0, 0.6, 3), 700.0).rollouters == 2
 
 
 def test_what_is_kept_in_redis() -> None:
-    advice = advise(RecommendationConfig(windows=1), None, Reading(0.6, 0.0, 2), 0.0)
+    advice = advise(RecommendationConfig(windows=1), None, WindowReading(0.6, 0.0, 2), 0.0)
     found = decode(encode(advice))
     assert found is not None
     assert (found["rollouters"], found["window"]["trainer_idle"]) == (4, 0.6)

@@ -15,7 +15,7 @@ from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
 from headrace.algorithms.policy_loss import POLICY_LOSSES
 from headrace.wire.payloads import Sample
 from headrace_trainer.checkpoints.checkpoint import Checkpoints
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.learning.advantages import with_advantages
 from headrace_trainer.learning.learner import Learned, Learner
@@ -95,7 +95,7 @@ def test_a_checkpoint_holds_policy_and_critic_under_fsdp(
     first.begin_window()
     for _ in range(2):
         first.learn([samples], {"0": 0}, 0, contextlib.nullcontext)
-    path = Checkpoints(tmp_path, c, first.parts, ranks).save(Progress(step=2))
+    path = Checkpoints(tmp_path, c, first.parts, ranks).save(TrainingProgress(step=2))
     Checkpoints(tmp_path, c, second.parts, ranks).load(path)
     assert set(first.parts) == {"policy", "critic"}
     for name, part in first.parts.items():

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.ledger.replies import Claimed
 from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.model.rows import make_rows
 from headrace_trainer.records.run_log import update_gaps
 
@@ -29,17 +29,20 @@ KNOWN = {"0": 0, "1": 4, "2": 8}
 def test_the_version_that_weights_come_after(
     steps: int, committed: int, known: dict[str, int], origin: tuple[int, int]
 ) -> None:
-    assert Progress(optimizer_steps=steps, version=committed, step_of_version=dict(known)).origin(7) == origin
+    assert (
+        TrainingProgress(optimizer_steps=steps, version=committed, step_of_version=dict(known)).origin(7)
+        == origin
+    )
 
 
 def test_the_first_trainer_of_all_has_no_version_before_it() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     assert progress.origin(-1) == (-1, 0)
     progress.count_lost(-1, 4)
     assert progress.step_of_version == {}
 
 
-def gap(progress: Progress, version: int, trained: int = 0) -> int:
+def gap(progress: TrainingProgress, version: int, trained: int = 0) -> int:
     """Optimizer steps between the weights of `version` and the present ones, `trained` steps on."""
     item = Claimed("0", 1, version, version, 8)
     (found,) = update_gaps([item], progress.step_of_version, progress.optimizer_steps + trained)
@@ -47,7 +50,7 @@ def gap(progress: Progress, version: int, trained: int = 0) -> int:
 
 
 def test_a_lost_policy_is_as_far_as_the_way_back_from_it() -> None:
-    progress = Progress(optimizer_steps=10, version=2, step_of_version=dict(KNOWN))
+    progress = TrainingProgress(optimizer_steps=10, version=2, step_of_version=dict(KNOWN))
     progress.count_lost(4, window_steps=4)
     assert [gap(progress, v) for v in (1, 2, 3, 4)] == [6, 2, 12 - 10, 16 - 10]
     assert gap(progress, 4, trained=3) == 6 + 3
@@ -56,13 +59,13 @@ def test_a_lost_policy_is_as_far_as_the_way_back_from_it() -> None:
 
 
 def test_lost_versions_of_a_run_without_a_checkpoint() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     progress.count_lost(2, window_steps=4)
     assert [gap(progress, v) for v in (0, 1, 2)] == [0, 4, 8]
 
 
 def test_the_clock_of_the_proximal_policy_goes_on_over_what_was_lost() -> None:
-    progress = Progress(optimizer_steps=5, version=1, step_of_version={"0": 0, "1": 4})
+    progress = TrainingProgress(optimizer_steps=5, version=1, step_of_version={"0": 0, "1": 4})
     progress.count_lost(3, window_steps=4)
     progress.step_of_version["4"] = 5
     ids, ones = np.arange(5, dtype=np.int32), np.ones(5, np.float32)

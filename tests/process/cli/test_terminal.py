@@ -27,7 +27,7 @@ from headrace.config.loading import ConfigError
 from headrace.connections.redis_client import connect
 from headrace.ledger import ops
 from headrace.ledger.client import LedgerError, SyncLedger
-from headrace.local.progress import LivePanel, PlainLines, Progress, make_display
+from headrace.local.progress import LivePanel, PlainLines, RunProgress, make_display
 from headrace.local.valkey_server import ValkeyError, start_valkey
 from headrace.records.json_files import write_json
 from headrace.records.layout import RunInUseError, RunLayout
@@ -213,7 +213,7 @@ def test_the_panel_draws_and_what_it_shows_is_text(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", out)
     guard()
-    progress = Progress(2, scores=[(0, EVIL, 0.5)])
+    progress = RunProgress(2, scores=[(0, EVIL, 0.5)])
     progress.values = {"reward/mean": 0.5}
     progress.services = {"rollouter-0" + EVIL: EVIL}
     display = make_display(sys.stdout, "headrace: x" + EVIL)

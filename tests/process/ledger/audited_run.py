@@ -26,7 +26,7 @@ from headrace.records.layout import RunLayout
 from headrace.records.trained_log import TrainedLog
 from headrace.v1 import sync_pb2 as pb
 from headrace_trainer.checkpoints.checkpoint import Checkpoints
-from headrace_trainer.checkpoints.progress import Progress, progress_of
+from headrace_trainer.checkpoints.progress import TrainingProgress, progress_of
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.records.run_log import RunLog
 from tests.fast.config.test_config import GOOD
@@ -136,7 +136,7 @@ class SmallRun:
         after so many updates. Raises Killed where it was to be."""
         self.ledger.run(ops.expire("a", "gone"))
         there = complete_checkpoints(self.layout.checkpoints)
-        p = progress_of(read_manifest(there[-1])) if there else Progress(run_id="r")
+        p = progress_of(read_manifest(there[-1])) if there else TrainingProgress(run_id="r")
         reply = self.ledger.run(ops.open_lineage(self.ledger.run(ops.stats()).lineage))
         keep = Keep(-1, 0, UNBOUNDED, UNBOUNDED, STEPS * BATCH, 1000, "same")
         adopt(self.ledger, reply.lineage, p.trained, keep if self.rng.random() < 0.7 else None)
@@ -182,7 +182,7 @@ class SmallRun:
             self.ledger.run(ops.complete(p.lineage))
         self.close()
 
-    def hear(self, p: Progress, version: int) -> None:
+    def hear(self, p: TrainingProgress, version: int) -> None:
         self.commit(version, p.lineage)
         self.run_log.committed(pb.Committed(version=version, round=self.round, members=1), 10, 1.0)
         p.version = version

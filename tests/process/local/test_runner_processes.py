@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.local.processes import Completed, Failed, Service, State, command
+from headrace.local.processes import Completed, ProcessFailed, ProcessState, SupervisedService, command
 from headrace.service.exits import describe_exit, last_lines
 from headrace.service.guardian import MARK, kill_marked, marked, parents
 from headrace.system.endings import EX_BEYOND_REPAIR, EX_SOFTWARE, EX_STOPPED, REASON_FILE
@@ -27,7 +27,7 @@ def test_a_child_that_exits_is_restarted_until_the_limit(bench: Bench) -> None:
     code = count_starts("starts") + "print('line one'); print('the reason'); raise SystemExit(3)"
     bench.supervise(bench.service("rollouter-1", code), bench.service("queue", FOREVER), max_restarts=3)
     outcome = bench.outcome()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProcessFailed)
     assert outcome.reason == "rollouter-1 exited with code 3 (4 times)"
     assert last_lines(outcome.log, 1) == ["the reason"]
     assert bench.path("starts").read_text() == "xxxx"
@@ -46,16 +46,16 @@ def test_a_killed_child_comes_back(bench: Bench) -> None:
 def test_a_configuration_error_is_not_retried(bench: Bench) -> None:
     bench.supervise(bench.service("queue", count_starts("starts") + "raise SystemExit(78)"), max_restarts=9)
     outcome = bench.outcome()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProcessFailed)
     assert "its configuration is at fault" in outcome.reason
     assert bench.path("starts").read_text() == "x"
 
 
 def test_a_program_that_is_not_there_fails_the_run(bench: Bench) -> None:
     log = bench.path("gone.log")
-    bench.supervise(Service("gone", log, command(["/nonexistent/program"], log)))
+    bench.supervise(SupervisedService("gone", log, command(["/nonexistent/program"], log)))
     outcome = bench.outcome()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProcessFailed)
     assert "gone cannot be started" in outcome.reason
 
 
@@ -70,7 +70,7 @@ def test_what_is_beyond_repair_ends_the_run_once_and_with_its_reason(bench: Benc
         bench.service("trainer", says("no group had\nany spread", EX_BEYOND_REPAIR)), max_restarts=9
     )
     outcome = bench.outcome()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProcessFailed)
     assert (outcome.reason, outcome.told) == ("trainer: no group had any spread", True)
     assert bench.path("starts").read_text() == "x"
     assert bench.notes == []
@@ -79,7 +79,7 @@ def test_what_is_beyond_repair_ends_the_run_once_and_with_its_reason(bench: Benc
 def test_what_a_service_says_is_told_at_each_restart_and_at_the_end(bench: Bench) -> None:
     bench.supervise(bench.service("rollouter-0", says("the engine died", EX_SOFTWARE)), max_restarts=1)
     outcome = bench.outcome()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProcessFailed)
     assert outcome.reason == "rollouter-0: the engine died (exit code 70, 2 times)"
     assert bench.notes[0].startswith("rollouter-0 exited with code 70: the engine died; restart 1 of 1")
 
@@ -95,7 +95,7 @@ def test_the_reason_of_an_earlier_end_is_not_that_of_the_next(bench: Bench) -> N
     """
     bench.supervise(bench.service("rollouter-0", code), max_restarts=1)
     outcome = bench.outcome()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProcessFailed)
     assert outcome.reason == "rollouter-0 exited with code 3 (2 times)"
 
 
@@ -104,7 +104,7 @@ def test_later_stages_wait_for_earlier_ones(bench: Bench) -> None:
     first = bench.service("first", FOREVER, ready=flag.exists, stage=0)
     supervisor = bench.supervise(first, bench.service("second", FOREVER, stage=1))
     bench.poll_until(lambda: "first" in supervisor.pids(), "first runs")
-    assert supervisor.children["second"].state is State.WAITING
+    assert supervisor.children["second"].state is ProcessState.WAITING
     flag.touch()
     bench.poll_until(lambda: all_ready(supervisor), "both are ready")
 
@@ -112,7 +112,7 @@ def test_later_stages_wait_for_earlier_ones(bench: Bench) -> None:
 def test_a_start_that_takes_too_long_fails_the_run(bench: Bench) -> None:
     bench.supervise(bench.service("queue", FOREVER, ready=lambda: False), start_timeout_s=0.3)
     outcome = bench.outcome()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProcessFailed)
     assert outcome.reason.startswith("queue was not ready within")
 
 
@@ -159,10 +159,10 @@ while True: time.sleep(1)
 """
 
 
-def orderly(bench: Bench, name: str, code: int = 0) -> Service:
+def orderly(bench: Bench, name: str, code: int = 0) -> SupervisedService:
     log = bench.path(f"{name}.log")
     argv = [sys.executable, "-S", "-c", STOPS_ORDERLY, name, str(code)]
-    return Service(name, log, command(argv, log, bench.directory))
+    return SupervisedService(name, log, command(argv, log, bench.directory))
 
 
 def test_stop_is_in_the_order_asked_for(bench: Bench) -> None:

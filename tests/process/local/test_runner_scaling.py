@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.local import processes
-from headrace.local.processes import Completed, Failed, State
+from headrace.local.processes import Completed, ProcessFailed, ProcessState
 from headrace.local.scaling import LARGEST, ask, asked
 from headrace.records.layout import RunLayout
 from tests.support.cli_desk import Desk, wait_until
@@ -33,7 +33,7 @@ def test_one_is_added_and_leaves_in_order(bench: Bench) -> None:
         supervisor.add(bench.service("rollouter-7", FOREVER))
     bench.poll_until(lambda: bench.path("up").exists(), "the new one is up")
     supervisor.retire("rollouter-7", 10.0)
-    assert supervisor.children["rollouter-7"].state is State.LEAVING
+    assert supervisor.children["rollouter-7"].state is ProcessState.LEAVING
     bench.poll_until(lambda: "rollouter-7" not in supervisor.children, "it has left")
     assert bench.path("goodbye").read_text() == "said"
     assert bench.notes == ["rollouter-7 has left"]
@@ -64,7 +64,9 @@ def test_one_that_waits_for_its_restart_is_forgotten_at_once(
 ) -> None:
     monkeypatch.setattr(processes, "BACKOFF_FIRST_S", 60.0)
     supervisor = bench.supervise(bench.service("rollouter-0", "raise SystemExit(1)"))
-    bench.poll_until(lambda: supervisor.children["rollouter-0"].state is State.BACKOFF, "it has failed")
+    bench.poll_until(
+        lambda: supervisor.children["rollouter-0"].state is ProcessState.BACKOFF, "it has failed"
+    )
     supervisor.retire("rollouter-0", 10.0)
     assert supervisor.children == {}
 
@@ -73,7 +75,7 @@ def test_one_that_is_not_essential_is_given_up_and_the_run_goes_on(bench: Bench)
     code = count_starts("starts") + "raise SystemExit(3)"
     supervisor = bench.supervise(bench.service("rollouter-1", code, essential=False), max_restarts=1)
     child = supervisor.children["rollouter-1"]
-    bench.poll_until(lambda: child.state is State.ENDED, "it is given up")
+    bench.poll_until(lambda: child.state is ProcessState.ENDED, "it is given up")
     assert "the run goes on without it" in bench.notes[-1]
     supervisor.add(bench.service("trainer", "pass", completes=True))
     assert bench.outcome() == Completed()
@@ -146,5 +148,5 @@ def test_exits_without_progress_count_however_long_it_was_up(
     code = count_starts("starts") + "import time; time.sleep(0.3); raise SystemExit(1)"
     bench.supervise(bench.service("trainer", code, progress=lambda: "step_00000007"), max_restarts=2)
     outcome = bench.outcome()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProcessFailed)
     assert bench.path("starts").read_text() == "xxx"

@@ -9,7 +9,7 @@ import yaml
 
 from headrace.monitoring import RULES
 from headrace.monitoring.rows_balance import _WHAT_TO_DO
-from headrace.service.recommendation import Reading, wanted
+from headrace.service.recommendation import WindowReading, wanted
 from tests import monitoring
 from tests.monitoring import promtool
 
@@ -118,5 +118,5 @@ def test_tables_of_what_to_do_agree_with_the_recommendation() -> None:
             assert WHO[high] in advice.split("GPUs to the ")[-1], advice
     share = {True: 0.6, False: 0.1}
     for (trainer_idle, rollouters_idle), word in WHO.items():
-        best = wanted(Reading(share[trainer_idle], share[rollouters_idle], 8))
+        best = wanted(WindowReading(share[trainer_idle], share[rollouters_idle], 8))
         assert (best > 8.1, best < 7.9) == (word == "rollout", word == "trainer")

@@ -12,7 +12,7 @@ import yaml
 
 from headrace.config.loading import ConfigError
 from headrace.local import prometheus
-from headrace.local.processes import State
+from headrace.local.processes import ProcessState
 from headrace.local.prometheus import BINARY, LocalPrometheus, configuration, find_binary
 from headrace.local.scaling import Scaling
 from headrace.local.services import Endpoints, stop_groups
@@ -141,7 +141,7 @@ def test_given_up_it_is_not_taken_for_a_rollouter(layout: RunLayout) -> None:
     names = [f"rollouter-{replica}" for replica in ENDS.rollouter_ports]
     left: list[str] = []
     supervisor = SimpleNamespace(
-        children={name: SimpleNamespace(state=State.READY) for name in names},
+        children={name: SimpleNamespace(state=ProcessState.READY) for name in names},
         given_up=["prometheus"],
         retire=lambda name, grace_s: left.append(name),
     )

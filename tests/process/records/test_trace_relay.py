@@ -21,8 +21,8 @@ from headrace.connections.redis_client import connect
 from headrace.local.valkey_server import start_valkey
 from headrace.traces import clock as trace_clock
 from headrace.traces import relay as trace_relay
-from headrace.traces.clock import Reading, aligned
-from headrace.traces.reading import Start, read
+from headrace.traces.clock import ClockReading, aligned
+from headrace.traces.reading import ProcessTrace, read
 from headrace.traces.recording import Recorder
 from headrace.traces.relay import Collector, Relay, collecting, stream_key
 from headrace.traces.service_recorder import recorder
@@ -261,11 +261,11 @@ def test_order_stays(steps: list[tuple[int, int]], times: list[int]) -> None:
     clock, ts, ahead = [], 0, 5000
     for since, drift in steps:
         ts, ahead = ts + since, ahead + max(-since, drift)
-        clock.append(Reading(ts, ahead, 0))
+        clock.append(ClockReading(ts, ahead, 0))
     moved = [aligned(t, clock) for t in sorted(times)]
     assert moved == sorted(moved)
     for reading in clock:
         assert aligned(reading.ts, clock) == reading.ts + reading.ahead
-    start = Start("p", 1, times[0], clock=clock)
+    start = ProcessTrace("p", 1, times[0], clock=clock)
     start.align()
     assert start.ts == aligned(times[0], clock)

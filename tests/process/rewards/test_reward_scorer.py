@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.config.run import RunConfig
-from headrace.data.rows import Message, Row
+from headrace.data.rows import DataRow, Message
 from headrace.local.reward_probe import try_rows
 from headrace.rewards import RewardError, Scorer, build_scorer
 from headrace.rewards.pool import FunctionPool
@@ -136,8 +136,8 @@ def test_what_is_built() -> None:
     assert RunConfig.model_validate(several.to_plain()) == several, "as the services read it"
 
 
-def row(prompt: str | tuple[Message, ...], truth: str, **extra: Any) -> Row:
-    return Row(0, "f", 1, prompt, "source", truth, None, extra)
+def row(prompt: str | tuple[Message, ...], truth: str, **extra: Any) -> DataRow:
+    return DataRow(0, "f", 1, prompt, "source", truth, None, extra)
 
 
 def test_the_prompt_is_given_as_it_was_written() -> None:

@@ -24,7 +24,7 @@ from headrace.config.run import RunConfig
 from headrace.connections.redis_client import connect
 from headrace.ledger import LedgerUnavailable, SyncLedger, audit, ops
 from headrace.local import valkey_server
-from headrace.local.processes import Failed, Service
+from headrace.local.processes import ProcessFailed, SupervisedService
 from headrace.local.valkey_server import start_valkey
 from headrace.records.checkpoints import complete_checkpoints
 from headrace.records.json_files import read_json, read_rows, write_json
@@ -36,7 +36,7 @@ from headrace.wire.payloads import Sample
 from headrace_queue.loops import is_outage
 from headrace_queue.validation import _replace
 from headrace_trainer.checkpoints.checkpoint import Checkpoints, SaveFailed
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.model.policy import export_model
 from headrace_trainer.records.run_log import RunLog
@@ -97,15 +97,15 @@ def test_a_device_without_room_is_told_with_both_sizes() -> None:
 def test_half_a_checkpoint_is_none_and_leaves_nothing(tmp_path: Path, ranks: Ranks) -> None:
     directory = tmp_path / "checkpoints"
     checkpoints = Checkpoints(directory, config(), {"policy": training(0)}, ranks)
-    first = checkpoints.save(Progress(step=1))
+    first = checkpoints.save(TrainingProgress(step=1))
     with no_file_beyond(100), pytest.raises(SaveFailed) as failed:
-        checkpoints.save(Progress(step=2))
+        checkpoints.save(TrainingProgress(step=2))
     assert str(failed.value).startswith(f"the checkpoint {directory / 'step_00000002'} cannot be written: ")
     assert "were to be written" in str(failed.value)
     assert exit_code(failed.value) == EX_FAILED
     assert list(directory.iterdir()) == [first] == complete_checkpoints(directory)
     again = Checkpoints(directory, config(), {"policy": training(0)}, ranks)
-    assert again.load(again.save(Progress(step=2))).step == 2
+    assert again.load(again.save(TrainingProgress(step=2))).step == 2
 
 
 def test_what_torch_says_about_an_archive_that_was_cut_short(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_server_without_room_says_so_and_keeps_what_it_acknowledged(
     directory, log = bench.path("redis"), bench.path("valkey.log")
     port = valkey_server.free_port("127.0.0.1")
     url = f"redis://:secret@127.0.0.1:{port}/0"
-    server = Service(
+    server = SupervisedService(
         "valkey",
         log,
         lambda env: valkey_server.launch(directory, "secret", port, log, env),
@@ -234,7 +234,7 @@ def test_a_server_without_room_says_so_and_keeps_what_it_acknowledged(
             while issued < 1000:
                 issued = ledger.run(ops.issue(issued, [b"p" * 1000], False)).cursor
     failed = bench.outcome()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ProcessFailed)
     assert failed.told
     assert failed.reason.startswith(f"valkey: {directory} cannot be written: ")
     monkeypatch.setattr(valkey_server, "server_binary", valkey_server.with_room)  # type: ignore[attr-defined]

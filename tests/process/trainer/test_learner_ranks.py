@@ -57,7 +57,7 @@ def _rank(
     """`shares`: per rank the samples of two updates, `!` behind one whose tokens are broken. Two ranks save a
     checkpoint in `folder` in the end; a single one loads that. They answer with the state that is in it."""
     from headrace_trainer.checkpoints.checkpoint import Checkpoints
-    from headrace_trainer.checkpoints.progress import Progress
+    from headrace_trainer.checkpoints.progress import TrainingProgress
     from headrace_trainer.learning.learner import Learner
 
     os.environ |= {
@@ -79,7 +79,7 @@ def _rank(
         mock.patch(f"{c10d}._tensor_to_object", side_effect=OSError),
     ):
         if world > 1:
-            checkpoints.save(Progress(run_id="r", step=1))
+            checkpoints.save(TrainingProgress(run_id="r", step=1))
         else:
             checkpoints.load(folder / "step_00000001")
     pipe.send(("ok", (everything(learner.parts), odd_ones(ranks, folder.parent) if world > 1 else None)))

@@ -129,7 +129,7 @@ def test_ranks_that_a_signal_ends_have_not_stopped_in_order(tmp_path: Path) -> N
     agent.terminate()
     assert agent.wait(60) == 1
     found = verdict.find(tmp_path)
-    assert found == verdict.Verdict(1, "SIGTERM has ended the ranks before they had saved")
+    assert found == verdict.LaunchVerdict(1, "SIGTERM has ended the ranks before they had saved")
 
 
 def test_ranks_end_with_their_agent_however_it_ends(tmp_path: Path) -> None:

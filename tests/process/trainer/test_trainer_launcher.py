@@ -150,7 +150,7 @@ def test_ranks_that_save_are_not_ended_with_their_launch(
 ) -> None:
     """All is told to stop at once, and a coordinator that ends loses sight of a node."""
     folder = tmp_path / "L1"
-    verdict.leave(tmp_path, verdict.Verdict(EX_STOPPED))
+    verdict.leave(tmp_path, verdict.LaunchVerdict(EX_STOPPED))
     saving = f"cd {folder}; until [ -e stop ]; do sleep 0.1; done; sleep 1; touch saved; cp ../verdict.json ."
     monkeypatch.setattr(launcher, "_command", lambda *_: ["sh", "-c", saving])
     stream = LaunchStream.__new__(LaunchStream)  # without its thread

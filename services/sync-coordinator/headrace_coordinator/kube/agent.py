@@ -30,7 +30,7 @@ from headrace_coordinator.kube.api import Cluster, ClusterError, Expired, Pod
 from headrace_coordinator.kube.completion import Completion
 from headrace_coordinator.kube.rules import Aggregator, costs_to_set
 from headrace_coordinator.rounds.driver import Driver
-from headrace_coordinator.rounds.notices import ConfigRefused, Fenced, SyncFailed, Tuned
+from headrace_coordinator.rounds.notices import ConfigRefused, Fenced, RoundFailedNotice, Tuned
 from headrace_coordinator.rounds.roster import replica_of
 
 log = logging.getLogger("headrace.coordinator.kube")
@@ -216,7 +216,7 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 notice = await asyncio.wait_for(self._notices.get(), self._aggregator.interval_s / 3)
                 match notice:
-                    case SyncFailed(reason):
+                    case RoundFailedNotice(reason):
                         await self._event(
                             "Deployment", self._settings.trainer_deployment, "SyncFailed", reason
                         )

@@ -15,7 +15,7 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class SyncFailed:
+class RoundFailedNotice:
     reason: str
 
 
@@ -41,7 +41,7 @@ class ConfigRefused:
     reason: str
 
 
-Notice = Committed | SyncFailed | Fenced | Tuned | ConfigRefused
+Notice = Committed | RoundFailedNotice | Fenced | Tuned | ConfigRefused
 
 
 class Notices:

@@ -12,7 +12,7 @@ from headrace.v1 import sync_pb2 as pb
 from headrace_coordinator import metrics
 from headrace_coordinator.connections import Connections, MemberConnection, TrainerConnection, other_nccl
 from headrace_coordinator.rounds import session as s
-from headrace_coordinator.rounds.notices import Notices, SyncFailed
+from headrace_coordinator.rounds.notices import Notices, RoundFailedNotice
 from headrace_coordinator.rounds.roster import LEFT, Roster, replica_of
 from headrace_coordinator.rounds.round_state import RoundState
 from headrace_coordinator.rounds.transfers import Transfers
@@ -184,5 +184,5 @@ class Reports:
         self._state.pending = None
         table.SYNC_FAILURES.labels(reason="abandoned").inc()
         log.error("sync rejected", extra={"reason": reason})
-        self.notices.tell(SyncFailed(reason))
+        self.notices.tell(RoundFailedNotice(reason))
         self.connections.send_trainer(pb.TrainerCommand(rejected=pb.Rejected(reason=reason)))

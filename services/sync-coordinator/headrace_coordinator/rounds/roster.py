@@ -23,7 +23,7 @@ def replica_of(incarnation: str) -> str:
     return incarnation.removeprefix("rollouter-").rpartition("-")[0]
 
 
-class Superseded(RuntimeError):
+class CoordinatorSuperseded(RuntimeError):
     """A newer coordinator has taken over; this one must end."""
 
 
@@ -53,7 +53,9 @@ class Roster:
         stats = await self._ledger.run(ops.stats())
         term = self._connections.term
         if stats.term > term:
-            raise Superseded(f"term {term} is over, {stats.term} has begun: another coordinator runs")
+            raise CoordinatorSuperseded(
+                f"term {term} is over, {stats.term} has begun: another coordinator runs"
+            )
         same_lineage = stats.lineage == self._lineage
         for name, connection in self._connections.members.items():
             if same_lineage and name in self.members and name not in stats.members:

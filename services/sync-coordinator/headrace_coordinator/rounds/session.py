@@ -74,7 +74,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Failed:
+class RoundFailed:
     who: str
     attempt: int
     error: str
@@ -112,7 +112,7 @@ class CommitAnswer:
     reason: str = ""
 
 
-Event = Paused | Ready | Loaded | Sent | Failed | Lost | Left | TrainerLost | Deadline | CommitAnswer
+Event = Paused | Ready | Loaded | Sent | RoundFailed | Lost | Left | TrainerLost | Deadline | CommitAnswer
 
 # ---- actions ----
 
@@ -183,7 +183,7 @@ class TransferSession:
             return []
         if isinstance(event, TrainerLost):
             return self._abandon("the trainer is gone or has moved on")
-        if isinstance(event, Failed | Lost | Left) and event.who not in {TRAINER, *self.roster}:
+        if isinstance(event, RoundFailed | Lost | Left) and event.who not in {TRAINER, *self.roster}:
             return []
         match self.phase:
             case Phase.PAUSING:
@@ -235,7 +235,7 @@ class TransferSession:
 
     def _on_trouble(self, event: Event, silent: str) -> list[Action]:
         """Somebody failed, went away or stays silent while all must act together."""
-        if isinstance(event, Failed) and event.attempt == self.attempt:
+        if isinstance(event, RoundFailed) and event.attempt == self.attempt:
             self.failed.add(event.who)
             self.waiting.discard(event.who)
             self.why = f"{event.who}: {event.error}"

@@ -49,7 +49,7 @@ from headrace.records.checkpoints import (
 )
 from headrace.records.json_files import read_rows
 from headrace.system import disk
-from headrace_trainer.checkpoints.progress import Progress, progress_of
+from headrace_trainer.checkpoints.progress import TrainingProgress, progress_of
 from headrace_trainer.checkpoints.shards import Reader, Shard, file_name, flattened, own_shard, with_scalars
 from headrace_trainer.distributed import heartbeat
 from headrace_trainer.distributed.ranks import Ranks
@@ -62,7 +62,7 @@ _TURN_S = 5.0
 T = TypeVar("T")
 
 
-def _is_saved(checkpoint: Path, progress: Progress) -> bool:
+def _is_saved(checkpoint: Path, progress: TrainingProgress) -> bool:
     """Whether `checkpoint` holds exactly this step of this lineage."""
     try:
         there = read_manifest(checkpoint)
@@ -107,7 +107,7 @@ class Checkpoints:
     def _rng_key(self) -> str:
         return f"rng/{self._ranks.rank}"
 
-    def begin(self, progress: Progress) -> Path:
+    def begin(self, progress: TrainingProgress) -> Path:
         """Copy the state and begin to write it; all ranks together. Waits for a save that is under way.
 
         Raises SaveFailed when that one failed.
@@ -139,7 +139,7 @@ class Checkpoints:
         self._writer.start()
         return final
 
-    def save(self, progress: Progress) -> Path:
+    def save(self, progress: TrainingProgress) -> Path:
         """`begin`, and wait until the checkpoint is on disk."""
         path = self.begin(progress)
         self.wait()
@@ -228,7 +228,7 @@ class Checkpoints:
                 found[checkpoint.name] = read_manifest(checkpoint)
         return found
 
-    def load(self, checkpoint: Path) -> Progress:
+    def load(self, checkpoint: Path) -> TrainingProgress:
         """All ranks together, on any number of ranks.
 
         Raises CheckpointError, on every rank alike, when it is damaged, another run's or of a history that

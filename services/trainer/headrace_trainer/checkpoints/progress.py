@@ -15,7 +15,7 @@ _AT_THE_TOP = ("run_id", "lineage", "step", "version", "trained")
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """The rest is in the model and the optimizer."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -75,11 +75,11 @@ class Progress:
         return {**{key: rest.pop(key) for key in _AT_THE_TOP}, "progress": rest}
 
 
-def progress_of(manifest: Manifest) -> Progress:
+def progress_of(manifest: Manifest) -> TrainingProgress:
     """Raises CheckpointError when something is missing or of another type."""
     plain = {**manifest.progress, **{key: getattr(manifest, key) for key in _AT_THE_TOP}}
     try:
-        return TypeAdapter(Progress).validate_json(json.dumps(plain))
+        return TypeAdapter(TrainingProgress).validate_json(json.dumps(plain))
     except ValidationError as error:
         raise CheckpointError(
             f"the manifest of step {manifest.step} is another release's: {error}"

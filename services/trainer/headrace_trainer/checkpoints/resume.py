@@ -35,7 +35,7 @@ from headrace.records.checkpoints import (
 )
 from headrace.service.startup import wait_until_configured
 from headrace_trainer.checkpoints.checkpoint import Checkpoints, set_aside, trained_rows
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.distributed import heartbeat
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.learning.batch import ClaimFailed
@@ -45,12 +45,12 @@ log = logging.getLogger("headrace.trainer.resume")
 GOING_BACK = "going_back"
 
 
-def recover(config: RunConfig, ranks: Ranks, checkpoints: Checkpoints, directory: Path) -> Progress:
+def recover(config: RunConfig, ranks: Ranks, checkpoints: Checkpoints, directory: Path) -> TrainingProgress:
     """From the checkpoint that is asked for, on every rank. `directory`: where the run's checkpoints lie.
 
     Raises CheckpointError when it cannot be used.
     """
-    progress = Progress()
+    progress = TrainingProgress()
     name = ranks.share(chosen(directory, config.trainer.resume) if ranks.is_first else None)
     if name is not None:
         try:
@@ -70,7 +70,7 @@ def _remedy(config: RunConfig, ranks: Ranks, checkpoint: Path) -> str:
 
 
 def open_lineage(
-    config: RunConfig, ledger: SyncLedger, progress: Progress, directory: Path
+    config: RunConfig, ledger: SyncLedger, progress: TrainingProgress, directory: Path
 ) -> tuple[int, int, int]:
     """Rank 0: a new lineage, and a ledger that agrees with the checkpoint. Returns its number, the
     committed version and the samples that it keeps of the one before."""
@@ -92,7 +92,7 @@ def open_lineage(
     return reply.lineage, reply.version, done.kept
 
 
-def work_to_keep(config: RunConfig, progress: Progress, version: int, directory: Path) -> Keep:
+def work_to_keep(config: RunConfig, progress: TrainingProgress, version: int, directory: Path) -> Keep:
     """Of the finished and parked samples in the ledger, whose committed version is `version`."""
     keep = keep_under(config.rule, *progress.origin(version), identity.scoring(config))
     keep = replace(keep, snapshot=progress.snapshot)
@@ -114,7 +114,7 @@ def chosen(directory: Path, resume: str) -> str | None:
     return next((d.name for d in reversed(complete_checkpoints(directory))), None)
 
 
-def run_id(directory: Path, progress: Progress) -> str:
+def run_id(directory: Path, progress: TrainingProgress) -> str:
     """Of the run, which has one from its first start on."""
     told = (row["run_id"] for row in trained_rows(directory) if "run_id" in row)
     return progress.run_id or next(told, "") or uuid.uuid4().hex

@@ -41,7 +41,7 @@ from headrace.service.spawn import die_with
 from headrace.system.endings import EX_FAILED
 from headrace_trainer.launch import verdict
 from headrace_trainer.launch.launcher import AGENT, BACKEND, LAUNCHER
-from headrace_trainer.launch.verdict import Verdict
+from headrace_trainer.launch.verdict import LaunchVerdict
 
 _LAST_WORDS_S = 2.0
 _POLL_S = 0.02
@@ -125,16 +125,16 @@ def main() -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         how = describe_exit(f"rank {rank} (process {failure.pid})", failure.exitcode)
-        verdict.leave(folder, Verdict(EX_FAILED, f"{how}; its log says no more"))
+        verdict.leave(folder, LaunchVerdict(EX_FAILED, f"{how}; its log says no more"))
         return EX_FAILED
     except DistError as error:
         where = arguments.rdzv_endpoint
-        verdict.leave(folder, Verdict(EX_FAILED, f"the ranks could not meet at {where}: {error}"))
+        verdict.leave(folder, LaunchVerdict(EX_FAILED, f"the ranks could not meet at {where}: {error}"))
         return EX_FAILED
     except SignalException as told:
         # Not asked for by the launcher, or asked for twice: it reads no verdict of ranks that it ends itself.
         name = signal.Signals(told.sigval).name
-        verdict.leave(folder, Verdict(EX_FAILED, f"{name} has ended the ranks before they had saved"))
+        verdict.leave(folder, LaunchVerdict(EX_FAILED, f"{name} has ended the ranks before they had saved"))
         return EX_FAILED
     return 0
 

@@ -15,14 +15,14 @@ _FILE = "verdict.json"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LaunchVerdict:
     code: int
     """Exit code of the trainer."""
     reason: str = ""
     """A sentence; empty where nothing is wrong."""
 
 
-def leave(folder: Path, verdict: Verdict) -> bool:
+def leave(folder: Path, verdict: LaunchVerdict) -> bool:
     """Whether this is the first verdict of the launch; a later one is dropped."""
     mine = folder / f"{_FILE}.{os.getpid()}"
     try:
@@ -35,9 +35,9 @@ def leave(folder: Path, verdict: Verdict) -> bool:
     return False
 
 
-def find(folder: Path) -> Verdict | None:
+def find(folder: Path) -> LaunchVerdict | None:
     """The first verdict, once there is one."""
     try:
-        return Verdict(**json.loads((folder / _FILE).read_text()))
+        return LaunchVerdict(**json.loads((folder / _FILE).read_text()))
     except FileNotFoundError:
         return None

@@ -18,7 +18,7 @@ from headrace.algorithms.shaping import overlong_penalty, penalised_rewards
 from headrace.config.run import RunConfig
 from headrace.wire.payloads import FinishReason, Sample
 from headrace_trainer.distributed.ranks import Ranks
-from headrace_trainer.model.rows import FloatArray, Row, make_rows
+from headrace_trainer.model.rows import BatchRow, FloatArray, make_rows
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class BatchKl:
 
 def with_advantages(
     config: RunConfig, mini_batches: Sequence[Sequence[Sample]], ranks: Ranks | None = None
-) -> list[list[Row]]:
+) -> list[list[BatchRow]]:
     """Rows of this rank, per mini-batch, for estimators that need rewards only. Collective with `ranks`."""
     rows = make_rows(mini_batches)
     fill_advantages(config, rows, ranks)
@@ -39,7 +39,10 @@ def with_advantages(
 
 
 def fill_advantages(
-    config: RunConfig, mini_batches: Sequence[Sequence[Row]], ranks: Ranks | None = None, kl_coef: float = 0.0
+    config: RunConfig,
+    mini_batches: Sequence[Sequence[BatchRow]],
+    ranks: Ranks | None = None,
+    kl_coef: float = 0.0,
 ) -> BatchKl | None:
     """Give every row its advantages and returns. Collective when `ranks` are given.
 
@@ -97,7 +100,7 @@ def fill_advantages(
     return BatchKl(float(kl[on].mean()) if bool(on.any()) else 0.0, len(rewards))
 
 
-def _divergence(row: Row, name: str) -> FloatArray:
+def _divergence(row: BatchRow, name: str) -> FloatArray:
     """Per token, of the old policy to the reference."""
     old = row.old_log_probs if row.old_log_probs is not None else row.trajectory.log_probs
     assert row.ref_log_probs is not None
@@ -105,7 +108,7 @@ def _divergence(row: Row, name: str) -> FloatArray:
     return kl_penalty(name, *pair).numpy()
 
 
-_COLUMNS: dict[str, Callable[[Row], float]] = {
+_COLUMNS: dict[str, Callable[[BatchRow], float]] = {
     "length": lambda row: len(row.trajectory.token_ids),
     "reward": lambda row: row.trajectory.reward,
     "truncated": lambda row: row.trajectory.finish_reason is FinishReason.LENGTH,
@@ -113,7 +116,7 @@ _COLUMNS: dict[str, Callable[[Row], float]] = {
 }
 
 
-def _component(row: Row, key: str) -> float:
+def _component(row: BatchRow, key: str) -> float:
     """A part of the reward; `score` is the reward itself."""
     return row.trajectory.reward if key == "score" else row.trajectory.reward_parts[key]
 
@@ -121,7 +124,7 @@ def _component(row: Row, key: str) -> float:
 class _Exchange:
     """Facts about rows, from all ranks in order of rank."""
 
-    def __init__(self, rows: Sequence[Row], components: Sequence[str], ranks: Ranks | None) -> None:
+    def __init__(self, rows: Sequence[BatchRow], components: Sequence[str], ranks: Ranks | None) -> None:
         self._rows = rows
         self._ranks = ranks
         self._width = max((len(row.trajectory.token_ids) for row in rows), default=1)
@@ -159,7 +162,7 @@ class _Exchange:
             offset += int(part[:, 0].max()) + 1 if len(part) else 0
         return torch.cat(out)
 
-    def tokens(self, fact: Callable[[Row], FloatArray | None]) -> torch.Tensor:
+    def tokens(self, fact: Callable[[BatchRow], FloatArray | None]) -> torch.Tensor:
         """(B, T) float64, 0 behind the end of a row. Collective."""
         mine = torch.zeros((len(self._rows), self._width), dtype=torch.float64)
         for number, row in enumerate(self._rows):
@@ -176,7 +179,7 @@ class _Exchange:
         return torch.cat(self._gather(mine))
 
 
-def _group_numbers(rows: Sequence[Row]) -> list[int]:
+def _group_numbers(rows: Sequence[BatchRow]) -> list[int]:
     """Of this rank, counted from 0; rows of one sample stand together."""
     out: list[int] = []
     for row, before in zip(rows, [None, *rows], strict=False):

@@ -32,7 +32,7 @@ class ClaimFailed(RuntimeError):
     """No samples came in time, or the ledger does not take what this trainer says of them."""
 
 
-class Superseded(ClaimFailed):
+class TrainerSuperseded(ClaimFailed):
     """Another trainer has taken over."""
 
 
@@ -43,7 +43,7 @@ class RefillExhausted(ClaimFailed):
 def refused(what: str, verdict: str, lineage: int) -> ClaimFailed:
     """The error for a request of this trainer that the ledger answers with `verdict`."""
     if verdict == "fenced":
-        return Superseded(
+        return TrainerSuperseded(
             f"another trainer has taken over: lineage {lineage} is no longer the newest, and the ledger "
             f"refused {what}"
         )

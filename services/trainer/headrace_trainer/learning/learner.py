@@ -21,14 +21,14 @@ from headrace_trainer.model.critic import Critic, ValueSums, value_metrics
 from headrace_trainer.model.optimize import Learnable, learnable
 from headrace_trainer.model.policy import load_policy
 from headrace_trainer.model.reference import Reference
-from headrace_trainer.model.rows import Row, make_rows, mean_advantages
+from headrace_trainer.model.rows import BatchRow, make_rows, mean_advantages
 
 log = logging.getLogger("headrace.trainer.learner")
 
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
-def _is_scored(row: Row) -> bool:
+def _is_scored(row: BatchRow) -> bool:
     """On the tokens that are trained; what an environment said is only read."""
     on = row.trajectory.loss_mask > 0
     scores = (row.old_log_probs, row.ref_log_probs, row.values)
@@ -145,7 +145,7 @@ class Learner:
         self._control_kl(kl, learned)
         return learned
 
-    def _leave_out_broken(self, rows: list[list[Row]], learned: Learned) -> list[list[Row]]:
+    def _leave_out_broken(self, rows: list[list[BatchRow]], learned: Learned) -> list[list[BatchRow]]:
         """Without the samples that could not be scored: whitening would carry a nan into every other."""
         if not (self._config.recomputes_old or self._reference is not None or self._critic is not None):
             return rows
@@ -156,7 +156,7 @@ class Learner:
             log.error("scores are not finite", extra={"offenders": sorted(bad)})
         return [[row for row in mini if row.prompt.sample_id not in bad] for mini in rows]
 
-    def _step_policy(self, mini: Sequence[Row], learned: Learned, steps_before: int) -> None:
+    def _step_policy(self, mini: Sequence[BatchRow], learned: Learned, steps_before: int) -> None:
         """A step; once more without the samples that were not finite, so that the others are not lost."""
         sums = learned.sums
         known = len(sums.offenders)
@@ -173,7 +173,7 @@ class Learner:
         if bad and self._ranks.largest(len(rest)) and self._updater.step(rest, sums, steps_before):
             learned.stepped += 1
 
-    def _train_critic(self, critic: Critic, rows: Sequence[Sequence[Row]], learned: Learned) -> None:
+    def _train_critic(self, critic: Critic, rows: Sequence[Sequence[BatchRow]], learned: Learned) -> None:
         sums = ValueSums()
         for mini in rows:
             kept = [row for row in mini if row.prompt.sample_id not in learned.rejected]

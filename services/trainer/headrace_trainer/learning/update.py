@@ -30,7 +30,7 @@ from headrace.models.token_scores import Question, TokenScores
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.learning.window_start import WindowStart
 from headrace_trainer.model.optimize import Learnable
-from headrace_trainer.model.rows import MicroBatch, Row, in_micro_batches, pack_rows
+from headrace_trainer.model.rows import BatchRow, MicroBatch, in_micro_batches, pack_rows
 from headrace_trainer.model.sharding import reshard
 from headrace_trainer.model.sums import TokenSums, denominators
 
@@ -124,12 +124,12 @@ class Updater:
         found: TokenScores = self._model(batch.packed, question)
         return found
 
-    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], MicroBatch]]:
+    def _micro_batches(self, rows: Sequence[BatchRow]) -> Iterator[tuple[list[BatchRow], MicroBatch]]:
         """Cut to fit; equally many on all ranks."""
         for chosen in in_micro_batches(rows, self._config.actor.ppo_max_token_len_per_gpu, self._ranks):
             yield chosen, pack_rows(chosen, self._ranks.device, self._part.dtype)
 
-    def recompute_old(self, mini_batches: Sequence[Sequence[Row]]) -> None:
+    def recompute_old(self, mini_batches: Sequence[Sequence[BatchRow]]) -> None:
         """Give every row its log-probs under the weights at the start of the window; all ranks together."""
         if self._window_start is None:
             return
@@ -144,7 +144,7 @@ class Updater:
                     for row, sums in zip(chosen, batch.by_row(scores.sum_pi_squared), strict=False):
                         row.sum_pi_squared = sums
 
-    def step(self, rows: Sequence[Row], sums: UpdateSums, optimizer_steps: int = 0) -> bool:
+    def step(self, rows: Sequence[BatchRow], sums: UpdateSums, optimizer_steps: int = 0) -> bool:
         """One optimizer step over this rank's `rows` of a mini-batch; all ranks together.
 
         `optimizer_steps`: how many there were before. False when something was not finite: the step is
@@ -175,7 +175,7 @@ class Updater:
 
     def _micro_batch(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[BatchRow],
         batch: MicroBatch,
         whole: Denominators,
         sums: UpdateSums,

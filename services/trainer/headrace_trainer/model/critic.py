@@ -21,7 +21,7 @@ from headrace_trainer.distributed import heartbeat
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.model.optimize import Learnable, learnable
 from headrace_trainer.model.policy import recomputes
-from headrace_trainer.model.rows import Row, in_micro_batches, pack_rows
+from headrace_trainer.model.rows import BatchRow, in_micro_batches, pack_rows
 from headrace_trainer.model.sharded_loading import allocate, fill, without_weights
 from headrace_trainer.model.sharding import reshard, shard
 from headrace_trainer.model.sums import TokenSums, denominators
@@ -92,7 +92,7 @@ class Critic:
     def _limit(self) -> int:
         return self._config.actor.ppo_max_token_len_per_gpu
 
-    def score(self, rows: Sequence[Row]) -> None:
+    def score(self, rows: Sequence[BatchRow]) -> None:
         """Give every row the values of its states; all ranks together."""
         model = self.part.model
         with torch.no_grad():
@@ -103,7 +103,7 @@ class Critic:
                     row.values = values
         reshard(model)
 
-    def step(self, rows: Sequence[Row], sums: ValueSums) -> bool:
+    def step(self, rows: Sequence[BatchRow], sums: ValueSums) -> bool:
         """One optimizer step towards the rows' returns; all ranks together. False when it was skipped."""
         c = self._config
         whole = denominators(rows, c.data.max_response_length, self._ranks)

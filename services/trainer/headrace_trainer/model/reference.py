@@ -11,7 +11,7 @@ from headrace.config.run import RunConfig
 from headrace.models.token_scores import TokenScores
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.model.policy import causal_lm
-from headrace_trainer.model.rows import Row, in_micro_batches, pack_rows
+from headrace_trainer.model.rows import BatchRow, in_micro_batches, pack_rows
 from headrace_trainer.model.sharded_loading import fill
 from headrace_trainer.model.sharding import reshard, shard
 
@@ -27,7 +27,7 @@ class Reference:
         shard(self.model, config.model.dtype, ranks, config.ref.param_offload)
         fill(self.model, Path(path), ranks.device, offload=config.ref.param_offload)
 
-    def score(self, rows: Sequence[Row]) -> None:
+    def score(self, rows: Sequence[BatchRow]) -> None:
         """Give every row its log-probs under the reference; all ranks together."""
         with torch.no_grad():
             for chosen in in_micro_batches(rows, self._limit, self._ranks):

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass
-class Row:
+class BatchRow:
     """One trajectory of a mini-batch. Arrays have one element per response token."""
 
     prompt: Prompt
@@ -57,7 +57,7 @@ class Row:
 
 def make_rows(
     mini_batches: Sequence[Sequence[Sample]], step_of_version: dict[str, int] | None = None
-) -> list[list[Row]]:
+) -> list[list[BatchRow]]:
     """The trajectories of each mini-batch. `step_of_version`: optimizer steps before each version, where the
     loss asks for them."""
     clock = sorted((int(version), step) for version, step in (step_of_version or {}).items())
@@ -66,7 +66,7 @@ def make_rows(
         rows = []
         for sample in mini:
             for t in sample.trajectories:
-                row = Row(sample.prompt, t, np.zeros(len(t.token_ids)), sample.baseline_reward)
+                row = BatchRow(sample.prompt, t, np.zeros(len(t.token_ids)), sample.baseline_reward)
                 if step_of_version is not None:
                     row.behaviour_steps = _behaviour_steps(t, clock)
                 rows.append(row)
@@ -74,7 +74,7 @@ def make_rows(
     return out
 
 
-def mean_advantages(mini_batches: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
+def mean_advantages(mini_batches: Sequence[Sequence[BatchRow]]) -> dict[str, list[float]]:
     """Sample id -> mean advantage over the trained tokens of each of its trajectories."""
     out: dict[str, list[float]] = {}
     for row in (row for mini in mini_batches for row in mini):
@@ -125,7 +125,9 @@ class MicroBatch:
         return [part.numpy() for part in per_token.cpu().split(self.counts)]
 
 
-def pack_rows(rows: Sequence[Row], device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
+def pack_rows(
+    rows: Sequence[BatchRow], device: torch.device, dtype: torch.dtype = torch.float32
+) -> MicroBatch:
     """Prompt and response of each row, one behind the other. No rows give two tokens that train nothing: a
     rank that has none left takes part in the collectives of a forward pass with them."""
     shape = (max(1, len(rows)), max((len(row.trajectory.token_ids) for row in rows), default=1))
@@ -162,11 +164,11 @@ def pack_rows(rows: Sequence[Row], device: torch.device, dtype: torch.dtype = to
     )
 
 
-def _token_ids(row: Row) -> torch.Tensor:
+def _token_ids(row: BatchRow) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([row.prompt.token_ids, row.trajectory.token_ids]).astype("int64"))
 
 
-def in_micro_batches(rows: Sequence[Row], limit: int, ranks: Ranks) -> Iterator[list[Row]]:
+def in_micro_batches(rows: Sequence[BatchRow], limit: int, ranks: Ranks) -> Iterator[list[BatchRow]]:
     """This rank's micro-batches of at most `limit` tokens, then empty ones until the rank with the most has
     had its last: equal numbers on all ranks, or the collectives inside a pass would hang."""
     cuts = micro_batches([row.tokens for row in rows], limit)

@@ -8,7 +8,7 @@ from typing import Self
 
 from headrace.algorithms.aggregation import Denominators
 from headrace_trainer.distributed.ranks import Ranks
-from headrace_trainer.model.rows import Row
+from headrace_trainer.model.rows import BatchRow
 
 
 @dataclass
@@ -35,7 +35,7 @@ class TokenSums:
         return type(self)(**dict(zip(self.names(), ranks.sums(self.vector()), strict=True)))
 
 
-def denominators(rows: Sequence[Row], horizon: int, ranks: Ranks) -> Denominators:
+def denominators(rows: Sequence[BatchRow], horizon: int, ranks: Ranks) -> Denominators:
     """Of the whole mini-batch, of which `rows` are this rank's part. Collective."""
     counts = [int(row.trajectory.loss_mask.sum()) for row in rows]
     tokens, sequences = ranks.sums([float(sum(counts)), float(sum(n > 0 for n in counts))])

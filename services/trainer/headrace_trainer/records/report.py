@@ -16,7 +16,7 @@ from headrace.metrics import row_keys
 from headrace.records.sample_dump import SampleDump
 from headrace.traces.service_recorder import recorder
 from headrace.v1 import sync_pb2 as pb
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.learning.batch import Batch
 from headrace_trainer.learning.learner import Learned
@@ -155,7 +155,7 @@ class StepReport:
         if self._log is not None:
             self._tracking = Tracking(self._config, self._run_dir, step)
 
-    def end_update(self, batch: Batch, p: Progress, learned: Learned, lr: float) -> None:
+    def end_update(self, batch: Batch, p: TrainingProgress, learned: Learned, lr: float) -> None:
         """Collective: every rank's sums and facts, one row on rank 0."""
         self._skipped += learned.sums.skipped
         self._rejected += len(learned.rejected)
@@ -166,7 +166,7 @@ class StepReport:
             self._close_window()
         self._begin_wait()
 
-    def _end_update(self, batch: Batch, p: Progress, learned: Learned, lr: float) -> None:
+    def _end_update(self, batch: Batch, p: TrainingProgress, learned: Learned, lr: float) -> None:
         self._dump.write(
             [s for mini in batch.mini for s in mini],
             step=p.step,
@@ -218,7 +218,7 @@ class StepReport:
         self._sync = {}
         self._skipped = self._rejected = 0
 
-    def _show(self, row: dict[str, Any], p: Progress, u: Update) -> None:
+    def _show(self, row: dict[str, Any], p: TrainingProgress, u: Update) -> None:
         """In the Prometheus metrics."""
         seen = metrics.Observed(
             spans=u.facts.spans,

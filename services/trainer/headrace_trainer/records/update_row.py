@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config.run import RunConfig
 from headrace.ledger.replies import Claimed, Stats
 from headrace.metrics import row_keys
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.learning.learner import Learned
 from headrace_trainer.learning.update import UpdateSums
 from headrace_trainer.records.run_log import environment_metrics, spread, staleness_metrics
@@ -52,13 +52,13 @@ class Update:
         """From written to read of each sample, by the wall clock that stamped both."""
         return [max(0.0, self.read_at - i.t_finished) for i in self.items]
 
-    def steps_before(self, p: Progress) -> int:
+    def steps_before(self, p: TrainingProgress) -> int:
         """Optimizer steps before this update."""
         return p.optimizer_steps - self.learned.optimizer_steps
 
 
 def update_row(
-    config: RunConfig, p: Progress, u: Update, stats: Stats, closed: PartialCounts, parameters: int
+    config: RunConfig, p: TrainingProgress, u: Update, stats: Stats, closed: PartialCounts, parameters: int
 ) -> dict[str, Any]:
     """`closed`: of the window that closed last. `parameters`: of the policy, over all ranks."""
     total, facts = u.total, u.facts

@@ -18,7 +18,7 @@ from headrace.connections import variables
 from headrace.models.files import vocabulary_size
 from headrace.v1 import sync_pb2 as pb
 from headrace.weights.layout import units_to_pb
-from headrace_trainer.checkpoints.progress import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.distributed import heartbeat
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.learning.batch import Batch
@@ -43,7 +43,7 @@ class Rounds:
         learner: Learner,
         server: WeightServer,
         client: SyncClient | None,
-        progress: Progress,
+        progress: TrainingProgress,
         rule: WindowRule,
         report: StepReport,
         *,
