@@ -1,6 +1,6 @@
-"""Shows the rollouter's metrics, beside vLLM's own in the same default registry.
+"""Exposes the rollouter's metrics alongside vLLM's in the default registry.
 
-vLLM counts in this process, also where the engine's core and its workers are processes of their own.
+vLLM counts in this process even when the engine core and its workers run in separate ones.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ table.SERVICE.show()
 
 
 class Usage:
-    """Turns the engine's sums into counters, and into the idle ratio of each version that has ended."""
+    """Turns the engine's running totals into counters, and into an idle ratio for each past version."""
 
     def __init__(self) -> None:
         self._active_s = self._window_s = 0.0
         self._tokens = 0
         self._version = -1
         self._began = (0.0, 0.0)
-        """(active, window) seconds at the start of the present version."""
+        """(active, window) seconds at the start of the current version."""
 
     def seen(self, active_s: float, window_s: float, tokens: int, version: int) -> None:
-        """Sums since the process started; what went backward is left out."""
+        """Take totals since the process started. A total that went backwards adds nothing."""
         table.ACTIVE.inc(max(0.0, active_s - self._active_s))
         table.WINDOW.inc(max(0.0, window_s - self._window_s))
         table.TOKENS.inc(max(0, tokens - self._tokens))

@@ -1,4 +1,4 @@
-"""The life of a rollouter: its parts, their start, and their end in order."""
+"""The life of a rollouter: starts its parts and shuts them down in order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from headrace_rollouter.membership.member import Expelled, Member
 log = logging.getLogger("headrace.rollouter")
 
 _END_S = 10.0
-"""What is left of a failed rollouter may take to end, before the process ends without it."""
+"""Longest orderly shutdown of a failed rollouter, in seconds. The process exits hard after that."""
 _UNDERSTOOD = (
     *(EngineFailed, Expelled, TokenRefused, CoordinatorRefused, TlsError),
     *(LedgerUnavailable, LedgerWentBack, LoginRefused),
@@ -61,7 +61,7 @@ _UNDERSTOOD = (
 
 
 class PartFailed(RuntimeError):
-    """A part of the rollouter ended with an error that is nobody's but its own."""
+    """A part of the rollouter failed with an unexpected error."""
 
 
 class Rollouter:
@@ -72,16 +72,17 @@ class Rollouter:
         self.incarnation = f"rollouter-{args.replica}-{uuid.uuid4().hex[:8]}"
         self.draining = False
         self.committed = -1
-        """The policy version of a run that is on, followed until this rollouter has weights."""
+        """The run's committed policy version, tracked until this rollouter has weights. -1: none."""
 
     async def run(self) -> int:
         config = self.config
-        listener = bound_socket(self.args.host, self.args.port)  # a taken port shows before the engine loads
-        nccl = library_version(config.sync.transport)  # so does the transport's
+        # Loading the engine is slow. Whatever can fail early does so before it: a taken port, a missing
+        # transport library, a reward that does not load, an unreachable Redis.
+        listener = bound_socket(self.args.host, self.args.port)
+        nccl = library_version(config.sync.transport)
         scorer = build_scorer(config)
-        await scorer.start()  # and a reward that cannot be loaded
+        await scorer.start()
         client = connect_async(variables.redis_url())
-        # An unreachable Redis shows before the engine loads.
         found = AsyncLedger(
             client, config.name, retry_s=0.0, seen=LedgerRecord(variables.run_dir_if_set()).marks
         )
@@ -116,7 +117,7 @@ class Rollouter:
                 "package": ENGINES.origin(config.rollout.name),
             },
         )
-        # What has been imported stays: without this each full collection walks all of it.
+        # Imported modules live as long as the process. Frozen, they are not walked by every full collection.
         gc.collect()
         gc.freeze()
         _write_engine_file(self.engine, config.rollout.name)
@@ -152,7 +153,7 @@ class Rollouter:
         if stop.is_set():
             await self._drain(ledger, parts)
         else:
-            # Its lease must not go on because a part of it does not end, or does not say why it did.
+            # Stop the beats first: a part that hangs while shutting down must not keep the lease alive.
             await asyncio.to_thread(self.beats.stop)
             failure = await self._failure(parts)
             last_resort = threading.Timer(_END_S, _end_now, (failure,))
@@ -170,7 +171,7 @@ class Rollouter:
         return 0
 
     async def _drain(self, ledger: AsyncLedger, parts: dict[str, asyncio.Task[Any]]) -> None:
-        """Park interrupted groups, hand back the rest, leave, exit: inside the grace period."""
+        """Park interrupted groups, hand back the rest and leave, all within the grace period."""
         self.draining = True
         log.info("draining", extra={"running": self.worker.running})
         budget_s = self.config.services.stop_timeout_s
@@ -192,7 +193,7 @@ class Rollouter:
             log.warning("left unheard, Redis is out of reach; the lease will tell")
 
     async def _failure(self, parts: dict[str, asyncio.Task[Any]]) -> Exception:
-        """What to end with when a part has ended: its error, or the engine's, which may lie behind it."""
+        """The error to exit with after a part has ended: its own, or the engine's that may have caused it."""
         failed = [(name, task.exception()) for name, task in parts.items() if task.done()]
         for _, error in failed:
             if isinstance(error, _UNDERSTOOD):
@@ -216,7 +217,7 @@ class Rollouter:
                 pass  # each try waits for the ledger
 
     async def _tell(self, ledger: AsyncLedger) -> None:
-        """Metrics and telemetry of this process."""
+        """Publish this process's metrics and telemetry, forever."""
         target = self.worker.target_sequences
         table.TARGET.set(target)
         period = min(1.0, self.config.ledger.lease_s / 5)
@@ -225,7 +226,7 @@ class Rollouter:
         while True:
             if self.worker.version < 0:
                 stats = await ledger.run(ops.stats())
-                # Of a run that has completed nobody sends weights any more.
+                # Once the run has completed, nobody sends weights any more.
                 self.committed = -1 if stats.completed else stats.version
             active, window = self.engine.active_s, time.monotonic() - started
             usage.seen(active, window, self.engine.generated_tokens, self.worker.version)
@@ -286,13 +287,13 @@ def _decoder(config: RunConfig, stop_ids: list[int]) -> Any:
 
 
 async def start_engine(config: RunConfig, stop_ids: list[int]) -> Engine:
-    """The engine of `rollout.name`. Raises ValueError when its package does not import."""
+    """Start the engine named by `rollout.name`. Raises ValueError when its package does not import."""
     chosen: type[Engine] = ENGINES.get(config.rollout.name)
     return await chosen.start(config, stop_ids)
 
 
 def _write_engine_file(engine: Engine, name: str) -> None:
-    """Name and version as the engine itself reports them, for the run's summary."""
+    """Record the engine's name and self-reported version for the run's summary."""
     directory = os.environ.get("HEADRACE_RUN_DIR")
     if directory:
         facts = {"name": name, "version": engine.version(), "package": ENGINES.origin(name)}

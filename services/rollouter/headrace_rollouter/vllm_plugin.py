@@ -8,16 +8,16 @@ import os
 from headrace.service.spawn import die_with
 
 OF_ROLLOUTER = "HEADRACE_ENGINE"
-"""Variable of a rollouter's engine processes."""
+"""Environment variable that marks a rollouter's engine processes."""
 
 
 def register() -> None:
     """Make the `headrace` weight-transfer backend known to vLLM. Called more than once per process."""
     starter = multiprocessing.parent_process()
-    # Of a rollouter alone: elsewhere an engine may be started by a thread that ends. And no server that forks
-    # may stand between.
+    # Only in a rollouter: elsewhere a short-lived thread may start the engine, and its end would kill it.
+    # The starter must also be the direct parent, with no fork server in between.
     if OF_ROLLOUTER in os.environ and starter is not None and starter.pid == os.getppid():
-        die_with(starter.pid)()  # an engine core would serve on for nobody
+        die_with(starter.pid)()  # otherwise an orphaned engine core would keep running
 
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 

@@ -1,4 +1,4 @@
-"""The environment that the configuration names, ready to answer turns."""
+"""Builds the configured environment, ready to answer turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace_rollouter.generation.observations import ObservationEncoder
 
 @dataclass(frozen=True)
 class EnvironmentTurns:
-    """An environment, and how its observations become tokens."""
+    """An environment and the encoder of its observations."""
 
     host: EnvironmentHost
     encode: Callable[[Observation], list[int]]
@@ -24,8 +24,10 @@ class EnvironmentTurns:
 def environment_turns(
     config: RunConfig, stop_ids: Collection[int], vocabulary: int
 ) -> EnvironmentTurns | None:
-    """None for single turns. `vocabulary`: token ids that the model knows. Raises EnvironmentFailed,
-    DataError."""
+    """Build the environment, or return None for single-turn runs.
+
+    `vocabulary`: number of token ids that the model knows. Raises EnvironmentFailed and DataError.
+    """
     if config.environment.is_single_turn:
         return None
 

@@ -1,7 +1,7 @@
-"""What the tasks of one rollouter could not handle: one line of it in the log, however many tasks it hits.
+"""Logs what the tasks of one rollouter could not handle, once per cause.
 
-A dead engine or ledger ends all running work at once. What is understood is told by its reason alone;
-anything else is somebody's mistake and comes with a traceback, once for each place that it was raised at.
+A dead engine or ledger ends all running tasks at once, and still gets one line in the log. A known error is
+logged by its reason alone. Any other is a bug and gets a traceback, once per place that raised it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ class Failures:
         self._log = log
         self._told: set[tuple[str, str]] = set()
         self.fatal: BaseException | None = None
-        """The first that the process must end with."""
+        """The first error that must end the process."""
 
     def add(self, event: str, error: BaseException, *, fatal: bool, **where: object) -> None:
-        """`fatal`: the process must end; `where`: what the line tells beside the event and the reason."""
+        """Log `error` unless its cause was logged before.
+
+        `fatal`: the process must end. `where`: further fields of the log line.
+        """
         if fatal and self.fatal is None:
             self.fatal = error
         understood = isinstance(error, UNDERSTOOD)

@@ -1,12 +1,11 @@
-"""From an environment's observation to the tokens that stand between two turns of the model.
+"""Encodes an environment's observation as the tokens between two turns of the model.
 
 What this module guarantees:
 
-- Tokens of earlier turns are never made anew: only what comes behind the model's turn is tokenised.
-- With messages that is what the chat template puts behind an assistant's message when these messages follow
-  it, up to where the assistant speaks again. A template for which this depends on what was said before is
-  refused.
-- No special token comes from an environment's own text: it is taken out before the template is applied.
+- Earlier turns are never tokenised again. Only what follows the model's turn is.
+- Messages become what the chat template writes after an assistant message when they follow it, up to the
+  start of the next assistant turn. A template is refused if that text depends on the conversation before.
+- An environment's text never yields a special token: they are removed before the template is applied.
 """
 
 from __future__ import annotations
@@ -27,13 +26,16 @@ _CONVERSATIONS = (
         {"role": "assistant", "content": _MARK},
     ],
 )
-"""Two of them, to see that what follows the mark does not depend on what was before it."""
+"""Two conversations, to check that what follows the mark does not depend on what precedes it."""
 
 
 class ObservationEncoder:
-    """`tokenizer`: a Hugging Face one. `stop_ids`: the tokens that end a turn. `vocabulary`: token ids that
-    the model knows. `template_kwargs`: what the chat template is given beside the messages, as for the prompt
-    (`data.apply_chat_template_kwargs`)."""
+    """Encodes observations for one model.
+
+    `tokenizer`: a Hugging Face tokenizer. `stop_ids`: the tokens that end a turn. `vocabulary`: number of
+    token ids that the model knows. `template_kwargs`: extra arguments of the chat template, the same as for
+    the prompt (`data.apply_chat_template_kwargs`).
+    """
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class ObservationEncoder:
             return self._encode(observation)
         except EnvironmentFailed:
             raise
-        except Exception as error:  # such as text that is none, or that has no UTF-8
+        except Exception as error:  # such as text that is not a str, or not valid UTF-8
             raise EnvironmentFailed(f"the Observation cannot be made tokens: {error!r}") from error
 
     def _encode(self, observation: Observation) -> list[int]:
@@ -94,7 +96,7 @@ class ObservationEncoder:
         return first
 
     def _behind_mark(self, before: Sequence[Mapping[str, str]], messages: Sequence[Mapping[str, str]]) -> str:
-        """What the template writes behind the model's turn, whose end token the model has written itself."""
+        """What the template writes after the model's turn, less the stop token, which the model wrote."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise EnvironmentFailed(
                 "the model's tokenizer has no chat template, so an Observation cannot have messages; return "
@@ -104,7 +106,7 @@ class ObservationEncoder:
             whole = self._tokenizer.apply_chat_template(
                 [*before, *messages], tokenize=False, add_generation_prompt=True, **self._template_kwargs
             )
-        except Exception as error:  # a template is a program of the model's author
+        except Exception as error:  # a template is code by the model's author
             roles = sorted({str(m.get("role")) for m in messages})
             raise EnvironmentFailed(
                 f"the model's chat template refuses messages with the roles {', '.join(roles)}: {error!r}"
@@ -121,7 +123,7 @@ class ObservationEncoder:
         return tail
 
     def _clean(self, text: str) -> str:
-        """Without special tokens, also those that appear once others are taken out."""
+        """Remove special tokens, including any that form when others are removed."""
         while True:
             before = text
             for token in self._special:

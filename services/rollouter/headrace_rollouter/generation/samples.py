@@ -1,7 +1,7 @@
-"""One sample from take to finish: generate its group, score it, finish it, or park, hand back, fail.
+"""Takes one sample from take to finish: generates its group and scores it, or parks, hands back or fails it.
 
-The ledger fences everything by owner and attempt; a `fenced` answer means that somebody else owns the sample
-now, and what was generated here is let go.
+The ledger fences every operation by owner and attempt. A `fenced` answer means that another rollouter owns
+the sample now, and what was generated here is discarded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("headrace.rollouter.samples")
 
 
 class Samples:
-    """`began_with` is called with (sample, its oldest version) once parked work has been read."""
+    """Runs samples. `began_with` is called with (sample, its oldest version) once parked work is decoded."""
 
     def __init__(
         self,
@@ -68,12 +68,15 @@ class Samples:
 
     @property
     def group_size(self) -> int:
-        """Trajectories to train and, behind them, the greedy one where there is one."""
+        """Number of trajectories to train on, plus the greedy baseline, if any, which comes last."""
         return self._config.rollout.n + self._config.has_greedy_baseline
 
     async def run(self, item: Taken, oldest: int, shown: dict[str, object]) -> None:
-        """From take to finish. `oldest`: version of the oldest token that parked work may have; `shown`: what
-        the timeline tells about the sample."""
+        """Run one sample from take to finish.
+
+        `oldest`: version of the oldest token that parked work may have. `shown`: arguments of the sample's
+        slice in the trace, to be added to.
+        """
         began = time.monotonic()
         try:
             prompt = self._reader.prompt(item.prompt, item.sample_id)
@@ -97,7 +100,7 @@ class Samples:
         except (
             Exception
         ) as error:  # the engine refused this request: the sample's fault until proven otherwise
-            await self._engine.check()  # a dead engine is not the sample's fault: raises, the owner expires
+            await self._engine.check()  # a dead engine is not the sample's fault: this raises
             await self._fail(item, "generation_error", _trace(error))
             return
         if any(t.finish_reason is FinishReason.UNFINISHED for t in group):
@@ -127,7 +130,7 @@ class Samples:
         shown["partial"] = sample.span > 0
         try:
             encoded = encode_sample(sample)
-        except Exception as error:  # what a reward or an environment said of it cannot travel
+        except Exception as error:  # what a reward or an environment returned cannot be encoded
             await self._fail(item, "reward_error", _trace(error))
             return
         try:
@@ -154,8 +157,11 @@ class Samples:
         metrics.SAMPLES.inc()
 
     def _checked(self, item: Taken, sample: Sample, encoded: bytes) -> Claimed:
-        """What the ledger is told. Raises WireError for what the trainer would refuse: here the log of the
-        engine that made it is at hand."""
+        """The claims to report to the ledger.
+
+        Raises WireError for what the trainer would refuse. Failing here puts the error into the log of the
+        rollouter that generated the sample.
+        """
         if not all(t.segments for t in sample.trajectories):
             raise WireError("a finished trajectory has no tokens")
         oldest, newest = sample.min_version, sample.max_version
@@ -167,7 +173,7 @@ class Samples:
         return [empty_trajectory(self._config.rollout.temperature) for _ in range(self.group_size)]
 
     def _seeds(self, prompt: Prompt, failures: int) -> list[SeedOf]:
-        """Of each trajectory; the greedy one, where there is one, has none."""
+        """Sampling seeds, one function per trajectory. It returns None for the greedy one."""
 
         def seed_of(index: int, have: int) -> int | None:
             if index == self._config.rollout.n:
@@ -177,14 +183,14 @@ class Samples:
         return [functools.partial(seed_of, index) for index in range(self.group_size)]
 
     def _task_seeds(self, prompt: Prompt, failures: int) -> list[int]:
-        """What each trajectory's environment draws from; the greedy one draws as well."""
+        """The environment's seed for each trajectory, the greedy one included."""
         seed, sample_id = self._config.seed, prompt.sample_id
         return [sampling_seed(seed, sample_id, index, 0, failures) for index in range(self.group_size)]
 
     async def _generate_group(
         self, prompt: Prompt, group: list[Trajectory], seeds: list[SeedOf], task_seeds: list[int]
     ) -> list[Trajectory]:
-        """Every unfinished trajectory continued. Raises TimeoutError past the sample's deadline."""
+        """Continue every unfinished trajectory. Raises TimeoutError past the sample's deadline."""
         deadline = self._serving.clock() + self._config.rollout.sample_timeout_s
         calls = [
             asyncio.ensure_future(self._trajectory(prompt, t, seed_of, task_seed))
@@ -216,7 +222,7 @@ class Samples:
         return done
 
     async def _fail(self, item: Taken, reason: str, detail: str) -> None:
-        """`detail` can be encoded."""
+        """Report the sample as failed. `detail` must be encodable (UTF-8)."""
         answer = await self._ledger.run(ops.fail(self._owner, item.sample_id, item.attempt, reason, detail))
         log.warning(
             "sample failed",
@@ -230,7 +236,7 @@ class Samples:
         metrics.FAILED.labels(reason=reason).inc()
 
     async def _let_go(self, item: Taken, group: list[Trajectory]) -> None:
-        """Interrupted by the drain: park what there is, or hand back what never began."""
+        """Park a group that a drain interrupted, or hand the sample back if it has no tokens yet."""
         versions = [v[0] for t in group if (v := t.versions)]
         if versions:
             op = ops.park(self._owner, item.sample_id, item.attempt, encode_parked(group), min(versions))

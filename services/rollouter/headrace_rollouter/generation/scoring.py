@@ -1,4 +1,4 @@
-"""The reward of a trajectory that has ended: the environment's own, or else the run's reward function."""
+"""Rewards finished trajectories: by the environment's own reward, or else by the run's reward function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace_rollouter.generation.trajectories import Trajectories
 
 
 class Scoring:
-    """`decode`: ids to text, without special tokens."""
+    """Scores trajectories. `decode`: ids to text, without special tokens."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class Scoring:
         self._decode = decode
         self._trajectories = trajectories
         self.scored = 0
-        """Trajectories given to the reward."""
+        """Number of trajectories sent to the reward function."""
 
     async def group(self, prompt: Prompt, group: Sequence[Trajectory], task_seeds: Sequence[int]) -> None:
-        """Reward, its parts and the environment's counts for each trajectory, and its state let go.
+        """Set each trajectory's reward, reward parts and environment metrics, and drop its state.
 
-        `task_seeds`: of each trajectory's environment. Raises RewardError, EnvironmentFailed, and whatever a
-        function raises.
+        `task_seeds`: the environment's seed for each trajectory. Raises RewardError, EnvironmentFailed, and
+        whatever a function raises.
         """
         calls = [
             asyncio.ensure_future(self._one(prompt, t, s)) for t, s in zip(group, task_seeds, strict=True)
@@ -42,7 +42,7 @@ class Scoring:
         try:
             await asyncio.gather(*calls)
         finally:
-            for call in calls:  # with one that has failed the sample has, and starts anew
+            for call in calls:  # one failure fails the sample, which is then generated again
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
@@ -67,7 +67,7 @@ class Scoring:
             )
 
     async def judge(self, prompt: Prompt, t: Trajectory, task_seed: int) -> tuple[float, str]:
-        """(score, the answer that counts in a majority vote) of a response to a held-out prompt.
+        """Score a response to a held-out prompt. Returns (score, answer for majority votes).
 
         Raises RewardError and EnvironmentFailed.
         """

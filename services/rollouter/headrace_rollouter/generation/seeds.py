@@ -1,4 +1,4 @@
-"""Where the randomness of sampling comes from."""
+"""Deterministic sampling seeds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 
 
 def sampling_seed(run_seed: int, sample_id: str, index: int, have: int, failures: int = 0) -> int:
-    """Seed of one trajectory, a pure function of what it is; `have` tokens already exist.
+    """Seed of one trajectory that already has `have` tokens, a pure function of the arguments.
 
-    A sample that has failed is not sampled in the same way again.
+    `failures` enters the seed so that a sample that failed is not sampled in the same way again.
     """
     again = f"/{failures}" if failures else ""
     digest = hashlib.sha256(f"{run_seed}/{sample_id}/{index}/{have}{again}".encode()).digest()

@@ -1,4 +1,4 @@
-"""One trajectory to its end: the model's turns from the engine, and the environment's answers between them.
+"""Runs one trajectory to its end: the model's turns, and the environment's answers between them.
 
 Without an environment a trajectory is one turn. With one:
 
@@ -6,13 +6,13 @@ Without an environment a trajectory is one turn. With one:
 
 What this module guarantees:
 
-- A trajectory can stop at any point and go on from the object alone, in another process: ids, log-probs,
-  versions, turns and the environment's state are all in it. Stopped within a turn, it goes on with that turn;
-  stopped while the environment answers, the environment is asked again.
-- Tokens that the policy did not choose have loss mask 0 and log-prob 0.0. Their version is the one that is
-  served when they come, so that segments cover the whole and never fall.
+- A trajectory can stop at any point and resume in another process from the object alone, which holds ids,
+  log-probs, versions, turns and the environment's state. If it stopped within a turn, that turn continues. If
+  it stopped while the environment was answering, the environment is asked again.
+- Tokens that the policy did not choose have loss mask 0 and log-prob 0.0. Their version is the one served
+  when they are added, so that segments cover all tokens and versions never decrease.
 - Environment and model together never exceed `data.max_response_length`. An observation that does not fit,
-  with room for one token of an answer, is not added: the trajectory ends behind the turn, as `length`.
+  with room for one more model token, is not added: the trajectory ends after the turn, as `length`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from headrace_rollouter.inference.serving import Serving
 T = TypeVar("T")
 
 SeedOf = Callable[[int], int | None]
-"""From the number of tokens that are there to the seed of what is sampled next; None for greedy."""
+"""Maps the number of existing tokens to the seed of what is sampled next. None means greedy."""
 
 
 class TokenSource(Protocol):
-    """What of the engine is needed here."""
+    """The part of the engine that trajectories need."""
 
     async def generate(self, prompt_ids: Int32Array, head: Trajectory, seed: int | None) -> Trajectory: ...
 
@@ -52,7 +52,7 @@ class _Interrupted(Exception):
 
 
 class Trajectories:
-    """Drives the trajectories of one rollouter. `decode`: ids to text, without the end of a turn."""
+    """Drives the trajectories of one rollouter. `decode`: ids to text, without the stop token of a turn."""
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class Trajectories:
         self._serving = serving
         self._environment = environment
         self.answers = 0
-        """Turns that the environment has answered: a sign of life, as tokens are."""
+        """Turns that the environment has answered. They count as progress, as tokens do."""
 
     @property
     def has_environment(self) -> bool:
         return self._environment is not None
 
     async def to_the_end(self, prompt: Prompt, t: Trajectory, seed_of: SeedOf, task_seed: int) -> Trajectory:
-        """`t` continued; UNFINISHED when it was interrupted on the way, by a drain.
+        """Continue `t` to its end. The result is UNFINISHED when a drain interrupted it.
 
-        `task_seed`: what its environment draws from, the same wherever it goes on; a greedy one has it too.
+        `task_seed`: the environment's seed, the same wherever the trajectory resumes. Greedy ones have it.
         Raises EnvironmentFailed, and whatever the engine raises.
         """
         if t.finish_reason is not FinishReason.UNFINISHED or self._serving.draining:
@@ -98,11 +98,11 @@ class Trajectories:
                         await self._engine.generate(prompt.token_ids, t, seed_of(len(t.token_ids)))
                     )
                     if t.finish_reason is FinishReason.UNFINISHED and not t.awaits_environment:
-                        break  # the engine was told to let go of it
+                        break  # the engine aborted the request
         return t
 
     async def outcome(self, prompt: Prompt, t: Trajectory, task_seed: int) -> Outcome | None:
-        """What the environment makes of a trajectory that has ended; None without one.
+        """The environment's verdict on a finished trajectory, or None without an environment.
 
         Raises EnvironmentFailed.
         """
@@ -135,7 +135,7 @@ class Trajectories:
         )
 
     async def _answered(self, environment: EnvironmentTurns, task: Task, t: Trajectory) -> Trajectory:
-        """`t` with the environment's answer to its last turn."""
+        """Add the environment's answer to the last turn of `t`, or end `t`."""
         history, text = self._passages(t)
         is_last = len(t.turn_ends) >= self._max_turns
         state = copy.deepcopy(t.environment_state or {})
@@ -151,12 +151,12 @@ class Trajectories:
         ids = environment.encode(answer)
         if len(t.token_ids) + len(ids) >= self._limit:
             return replace(t, finish_reason=FinishReason.LENGTH)
-        # A resume may have stamped tokens before this side has heard of it.
+        # The engine may have stamped tokens with a new version before `serving` was updated.
         version = max(self._serving.version, t.segments[-1].version)
         return extend(t, added_by_environment(ids, version, t.temperature))
 
     async def _unless_draining(self, call: Coroutine[Any, Any, T]) -> T:
-        """The result of `call`. Raises _Interrupted, with the call given up, once a drain begins."""
+        """Await `call`. Once a drain begins, cancel it and raise _Interrupted."""
         task = asyncio.ensure_future(call)
         stop = asyncio.ensure_future(self._serving.drain_began.wait())
         try:
@@ -169,7 +169,7 @@ class Trajectories:
                 each.cancel()
 
     def _passages(self, t: Trajectory) -> tuple[tuple[Passage, ...], str]:
-        """(what was said before the model's last turn, that turn)."""
+        """Split into (passages before the model's last turn, text of that turn)."""
         ids, mask = t.token_ids, t.loss_mask
         edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)] if len(ids) else [0]
         found = [
@@ -182,7 +182,7 @@ class Trajectories:
 
 
 def _with_turn_ended(t: Trajectory) -> Trajectory:
-    """What comes from the engine, in terms of turns: one that it ended by itself waits for its answer."""
+    """Mark the end of the engine's turn. If the model ended it itself, the environment's answer is next."""
     if t.finish_reason is FinishReason.UNFINISHED:
         return t
     ended = replace(t, turn_ends=[*t.turn_ends, len(t.token_ids)])

@@ -1,4 +1,4 @@
-"""Held-out prompts: one response each under one version, scored, ahead of training prompts."""
+"""Answers held-out prompts ahead of training prompts: one scored response each, under a single version."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Validation:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def look_again(self) -> None:
-        """A new version may have rows."""
+        """Poll at the next opportunity: a new version may have rows."""
         self._next_poll = 0.0
 
     def cancel(self) -> None:
@@ -64,7 +64,7 @@ class Validation:
             task.cancel()
 
     async def take(self) -> int:
-        """Begin with what there is; the number of rows."""
+        """Start on the rows that are available and return their number."""
         if time.monotonic() < self._next_poll or len(self.tasks) >= 4 * _CHUNK:
             return 0
         version = self._serving.version
@@ -81,7 +81,7 @@ class Validation:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Without engine or ledger the process must end; a row that nobody can answer must not end it.
+            # A dead engine or ledger must end the process. A row that cannot be answered must not.
             self._failures.add("validation task failed", error, fatal=isinstance(error, UNDERSTOOD))
 
     async def _validate(self, version: int, row: int, payload: bytes) -> None:
@@ -89,11 +89,14 @@ class Validation:
             await self._row(version, row, payload)
 
     async def _row(self, version: int, row: int, payload: bytes) -> None:
-        """One response to a held-out prompt. A reward or an environment that fails, in whatever way, counts 0
-        and is logged: the row must end, or the commit waits for it."""
+        """Answer one held-out prompt.
+
+        Any failure of the reward or the environment is logged and scores 0. The row must end, because the
+        commit waits for it.
+        """
         try:
             prompt = self._reader.prompt(payload)
-        except WireError as error:  # of no data source: it is reported as unfinished
+        except WireError as error:  # without a data source it is reported as unfinished
             log.error("malformed held-out prompt", extra={"row": row, "reason": encodable(str(error))})
             await self._answer(version, row, "", 0.0, 0, "")
             return
@@ -102,23 +105,23 @@ class Validation:
             await self._answer(version, row, prompt.data_source, *judged)
 
     async def _judged(self, version: int, row: int, prompt: Prompt) -> tuple[float, int, str] | None:
-        """(reward, tokens of the response, its answer); None when it was let go of."""
+        """Generate and score. Returns (reward, response tokens, answer), or None when the row was dropped."""
         temperature = self._config.val.temperature
 
         def seed_of(have: int) -> int | None:
             return sampling_seed(self._config.seed, f"val-{version}-{row}", 0, have) if temperature else None
 
-        # By the row: `val.n` asks the same prompt several times. Every version meets the same environment.
+        # Seeded by row, since `val.n` repeats a prompt. Every version meets the same environment.
         task_seed = sampling_seed(self._config.seed, f"val-{row}", 0, 0)
         t = empty_trajectory(temperature or 1.0)
         try:
             t = await self._trajectories.to_the_end(prompt, t, seed_of, task_seed)
             if t.finish_reason is FinishReason.UNFINISHED or t.versions != (version, version):
-                # A score never mixes versions; the round that closed this validation reports the rest.
+                # A score never mixes versions. The round that closed this validation reports such rows.
                 return None
             reward, answer = await self._scoring.judge(prompt, t, task_seed)
         except Exception as error:  # user code, or a request that the engine refused
-            await self._engine.check()  # a dead one is not the row's fault: raises
+            await self._engine.check()  # a dead engine is not the row's fault: this raises
             log.warning("validation reward failed", extra={"row": row, "error": encodable(repr(error))})
             reward, answer = 0.0, ""
         return reward, len(t.token_ids), answer

@@ -1,8 +1,8 @@
-"""Takes prompts and keeps account of what runs: the work of one rollouter.
+"""Takes prompts and tracks what runs: the work of one rollouter.
 
-What a sample goes through: take -> generate the trajectories that are not finished -> reward -> finish
-(`samples`). On the way it may be parked (drain), handed back (nothing generated yet) or failed (reward,
-environment, time-out, malformed). Held-out prompts come ahead of it (`validation`).
+A sample goes through take -> generate the unfinished trajectories -> reward -> finish (`samples`). On the way
+it may be parked (drain), handed back (nothing generated yet) or failed (reward, environment, timeout,
+malformed). Held-out prompts take precedence (`validation`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("headrace.rollouter.work")
 _IDLE_POLL_S = 0.02
 
 Attempt = tuple[str, int]
-"""(sample id, attempt): a sample that was taken back may come again while its old attempt still ends."""
+"""(sample id, attempt): a reclaimed sample may be taken again while its old attempt is still ending."""
 
 
 class Worker:
@@ -80,9 +80,9 @@ class Worker:
         )
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
         self._oldest: dict[Attempt, int] = {}
-        """No token of the running sample is of an older version than this."""
+        """Lower bound on the versions of a running sample's tokens."""
         self.taking = False
-        """A request for work is under way: what it brings belongs to the version before a pause."""
+        """A take is in flight. The samples that it returns belong to the version before a pause."""
 
     # -- what the coordinator's stream calls -----------------------------------------------------
 
@@ -103,13 +103,13 @@ class Worker:
 
     @property
     def trusted(self) -> asyncio.Event:
-        """The canary of the present version has passed: results may leave."""
+        """The canary of the current version has passed, so results may leave."""
         return self._state.trusted
 
     @property
     def draining(self) -> bool:
-        """Nothing more is begun. What runs goes on until the engine lets go of it; an environment's answer is
-        not waited for."""
+        """Whether a drain has begun. Nothing new starts, running requests continue until the engine aborts
+        them, and answers of environments are not awaited."""
         return self._state.draining
 
     @draining.setter
@@ -131,26 +131,30 @@ class Worker:
 
     @property
     def scored(self) -> int:
-        """Trajectories given to the reward and turns that the environment has answered: with the engine's
-        tokens, the sign of life of running work."""
+        """Trajectories sent to the reward function plus turns that the environment has answered.
+
+        Together with the engine's tokens this is the progress of running work.
+        """
         return self._scoring.scored + self._trajectories.answers
 
     @property
     def target_sequences(self) -> int:
-        """Sequences that run when every slot is taken."""
+        """Number of sequences that run when every slot is taken."""
         return self._config.rollout.max_concurrent_samples * self._samples.group_size
 
     # -- taking ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Takes until told to drain. Raises what a sample's task could not handle, a dead engine first of
-        all: the process must end then, so that the lease gives back what it owns.
+        """Take work until a drain begins.
+
+        Raises what a sample's task could not handle, above all a dead engine. The process must then end, so
+        that its lease expires and its samples go to others.
         """
         while not self.draining:
             if self._failures.fatal is not None:
                 raise self._failures.fatal
             if not self.serving.is_set():
-                with contextlib.suppress(TimeoutError):  # look at `draining` now and then
+                with contextlib.suppress(TimeoutError):  # check `draining` now and then
                     await asyncio.wait_for(self.serving.wait(), 0.2)
                 continue
             took = await self._validation.take()
@@ -162,21 +166,21 @@ class Worker:
                 await asyncio.sleep(_IDLE_POLL_S)
 
     async def _take(self, free: int) -> int:
-        # Parked work that should have finished before this version starts again: going on with it would let
-        # the version gap grow beyond its bound.
+        # Parked work is generated from scratch if it should have finished before this version: resuming it
+        # would let the version gap exceed its bound.
         through = self._config.rule.finish_through(self.version)
         oldest = -1 if through is None else through + 1
         self.taking = True
         try:
             reply = await self._ledger.run(ops.take(self._owner, self.version, free, oldest_version=oldest))
         finally:
-            # No other task runs between here and the registration below.
+            # There is no await between here and the registration below, so a pause sees one or the other.
             self.taking = False
-        # Any refusal means: wait. A member that was expired, or that a new trainer does not know yet, is
-        # brought up to date and admitted again through the coordinator's stream.
+        # Any refusal means: wait. The coordinator's stream brings a member up to date and readmits it when it
+        # was expired or a new trainer does not know it yet.
         metrics.TAKES.labels(status=str(reply.status)).inc()
         for item in reply.items:
-            # Until parked work is read, what it holds may be as old as can be.
+            # Until parked work is decoded, its tokens may be of any age.
             attempt = (item.sample_id, item.attempt)
             self._oldest[attempt] = -1 if item.work else self.version
             self._tasks[attempt] = task = asyncio.create_task(self._sample(item, oldest))
@@ -199,7 +203,7 @@ class Worker:
     # -- the end ---------------------------------------------------------------------------------
 
     async def drop_work(self) -> None:
-        """End everything that runs: it is others' by now, and would be refused."""
+        """Cancel everything that runs. It belongs to others now, and its results would be fenced."""
         running = [*self._tasks.values(), *self._validation.tasks]
         for task in running:
             task.cancel()
@@ -208,7 +212,7 @@ class Worker:
         log.info("work dropped", extra={"samples": len(running)})
 
     async def drop_lost(self) -> None:
-        """End what runs here and is not this owner's any more; what it has taken since goes on."""
+        """Cancel running samples that this owner has lost. Those taken since continue."""
         dropped = 0
         for attempt, task in list(self._tasks.items()):
             sample = await self._ledger.run(ops.sample(attempt[0])) or {}
@@ -218,7 +222,7 @@ class Worker:
         log.info("lost work dropped", extra={"samples": dropped})
 
     async def drain(self) -> None:
-        """Stop taking; park or hand back everything. When it returns nothing is owned any more."""
+        """Stop taking, and park or hand back everything. On return this rollouter owns no samples."""
         self.draining = True
         self.trusted.set()  # what is complete may still leave
         self._validation.cancel()

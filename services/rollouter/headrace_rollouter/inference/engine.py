@@ -1,7 +1,7 @@
 """The vLLM engine of one rollouter, behind the few verbs that the rest needs.
 
-Guarantees: behaviour log-probs and policy versions come from the engine with each token; a response
-that was interrupted concatenates; while `dirty` nothing is generated.
+Guarantees: the engine supplies the behaviour log-prob and policy version of each token. The pieces of an
+interrupted response concatenate. Nothing is generated while `dirty`.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ _DEAD = "the engine core has died; its last lines in this log say why"
 
 
 class EngineFailed(RuntimeError):
-    """The engine process is gone or answers nonsense; this rollouter must start anew."""
+    """The engine process is gone or misbehaves. This rollouter must be restarted."""
 
 
 class NotPaused(RuntimeError):
-    """Weights were to be loaded into an engine that may be generating."""
+    """A load was requested from an engine that may be generating."""
 
 
 class Engine:
     """One AsyncLLM. Not thread-safe: everything runs on one event loop."""
 
     trace = Recorder(None, "engine")
-    """Where the stretches with a running request are recorded, which `active_s` sums."""
+    """Records the intervals with at least one running request. `active_s` is their sum."""
 
     def __init__(self, config: RunConfig, llm: Any, stop_token_ids: list[int]) -> None:
         self._config = config
         self._llm = llm
         self._stop_ids = stop_token_ids
-        self._open: dict[str, float] = {}  # request id -> since when it runs
+        self._open: dict[str, float] = {}  # request id -> monotonic start time
         self._active_since: float | None = None
         self._active_s = 0.0
         self._sequence_s = 0.0
         self._counted_at = time.monotonic()
         self.dirty = False
-        """Weights are only partly loaded: a full transfer must come first."""
+        """Weights are only partly loaded. A full transfer must succeed before anything is generated."""
         self._exchanging = False
         self.generated_tokens = 0
-        # Only where running work is let finish does anybody watch tokens; elsewhere outputs at the end do.
+        # Token progress matters only where a pause lets running work finish. Elsewhere final outputs suffice.
         self._counts_tokens = config.rule.crosses is not None
 
     @staticmethod
     def version() -> str:
-        """Of the inference engine, for the run's summary."""
+        """Version of the inference engine, for the run's summary."""
         import vllm
 
         return str(vllm.__version__)
@@ -74,20 +74,21 @@ class Engine:
     @classmethod
     async def start(cls, config: RunConfig, stop_token_ids: list[int]) -> Engine:
         e = config.rollout.engine
-        # One address, no guess about cores: replicas share a machine when they run locally.
+        # Replicas share a machine when they run locally, so vLLM must not bind threads to cores.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        # oneDNN keeps a compiled kernel for every shape it has met, 1024 of them by default: with batches
-        # of all sizes that is hundreds of megabytes, and looks like a leak.
+        # oneDNN caches a compiled kernel per shape, 1024 by default. With batches of all sizes that is
+        # hundreds of megabytes and looks like a leak.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
         os.environ["OMP_NUM_THREADS"] = str(e.omp_threads)
-        # The engine's own group never leaves this machine; else it listens where the host's name leads.
+        # The engine's own process group stays on this machine. By default it would listen on the address
+        # that the host name resolves to.
         os.environ[GLOO_INTERFACE] = LOOPBACK_INTERFACE
         os.environ[OF_ROLLOUTER] = "1"
-        # Nor do its Unix sockets, which take pickles: no other user may write to them.
+        # Its Unix sockets accept pickles, so no other user may write to them.
         os.umask(os.umask(0o022) | 0o022)
         if e.tensor_parallel_size == 1:
-            # On CPU: the engine core runs the model itself instead of one more process beside it.
+            # On CPU the engine core then runs the model in its own process instead of an extra one.
             os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         from vllm import AsyncEngineArgs
         from vllm.config.weight_transfer import WeightTransferConfig
@@ -97,13 +98,13 @@ class Engine:
         length = config.model.max_model_len or config.data.max_prompt_length + config.data.max_response_length
         options: dict[str, Any] = {}
         if current_platform.is_cpu():
-            # Small functions of vLLM's sampler and embedding are decorated with `torch.compile`, which is C++
-            # here. The processes that run the model inherit this and compile nothing, whatever
-            # `enforce_eager` says: no machine needs a compiler to generate. A value of the user's stays.
+            # vLLM decorates small functions of its sampler and embedding with `torch.compile`, which needs a
+            # C++ compiler on CPU, whatever `enforce_eager` says. The processes that run the model inherit
+            # this variable and compile nothing. A value that the user has set is kept.
             os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
             options["kv_cache_memory_bytes"] = e.kv_cache_memory_bytes
-            # A prefill in pieces rewinds the generator of a seeded request, which CPU generators cannot: the
-            # engine dies. It would happen at a resume, when everything that was frozen is prefilled at once.
+            # A chunked prefill rewinds the generator of a seeded request. CPU generators cannot rewind, and
+            # the engine dies. It would happen at a resume, which prefills all frozen requests at once.
             options["enable_chunked_prefill"] = False
             options["max_num_batched_tokens"] = max(2048, length)
         else:
@@ -142,7 +143,7 @@ class Engine:
     # -- generation ------------------------------------------------------------------------------
 
     async def generate(self, prompt_ids: np.ndarray, head: Trajectory, seed: int | None) -> Trajectory:
-        """`head` continued to its end; UNFINISHED when it was aborted on the way.
+        """Continue `head` to its end. The result is UNFINISHED when the request was aborted.
 
         prompt_ids: (P,) int32. `seed` None means greedy.
         """
@@ -161,7 +162,7 @@ class Engine:
             seed=seed,
             stop_token_ids=self._stop_ids,
             detokenize=False,
-            # What comes on the way is only counted: a long answer must be seen to make progress.
+            # Partial outputs are only counted, so that a long response is seen to make progress.
             output_kind=RequestOutputKind.CUMULATIVE if self._counts_tokens else RequestOutputKind.FINAL_ONLY,
         )
         ids = prompt_ids.tolist() + head.token_ids.tolist()
@@ -188,36 +189,36 @@ class Engine:
 
     @property
     def active_s(self) -> float:
-        """Seconds in which at least one request was running, pauses included."""
+        """Seconds with at least one running request, pauses included."""
         since = self._active_since
         return self._active_s + (time.monotonic() - since if since is not None else 0.0)
 
     def sequence_s(self) -> float:
-        """Running sequences times seconds, summed up until now."""
+        """Integral of running sequences over time so far, in sequence-seconds."""
         now = time.monotonic()
         self._sequence_s += len(self._open) * (now - self._counted_at)
         self._counted_at = now
         return self._sequence_s
 
     def tokens_in_flight(self) -> int:
-        """Generated by what still runs, about: its running time, at the rate of all so far."""
+        """Estimate of the tokens that running requests have generated: their time at the average rate."""
         ran = self.sequence_s()
         now = time.monotonic()
         running_s = sum(now - since for since in self._open.values())
         return round(running_s * self.generated_tokens / ran) if ran > 0 else 0
 
     async def abort_all(self) -> None:
-        """End every running request; each `generate` returns what it has so far."""
+        """Abort every running request. Each `generate` returns what it has so far."""
         await self._llm.abort(list(self._open))
 
     # -- sync ------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Freeze running requests; at resume they are prefilled anew under the weights of then."""
+        """Freeze running requests. A resume prefills them again under the weights then loaded."""
         await self._llm.pause_generation(mode="keep", clear_cache=True)
 
     async def resume(self, version: int) -> None:
-        """Stamp `version` on what is generated from here on, and go on."""
+        """Resume generation, stamping `version` on every token from here on."""
         if self.dirty:
             raise EngineFailed("asked to resume with half-loaded weights")
         await self._llm.update_weight_version(str(version))
@@ -243,7 +244,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[None]:
-        """The engine's own loop waits for the trainer meanwhile; the caller sets a deadline."""
+        """Mark a block in which the engine's loop is blocked on the trainer. The caller sets a deadline."""
         self._exchanging = True
         try:
             yield
@@ -251,10 +252,10 @@ class Engine:
             self._exchanging = False
 
     async def load(self, manifest: pb.Manifest) -> tuple[str, float]:
-        """Receive a full set of weights. Returns (digest of the bytes received, seconds of receiving).
+        """Receive a full set of weights. Returns (digest of the received bytes, seconds spent receiving).
 
-        Raises NotPaused, with nothing changed, or whatever the worker raised; then the engine stays `dirty`
-        until a load goes through.
+        Raises NotPaused, with nothing changed, or whatever the worker raised. After a worker's error the
+        engine stays `dirty` until a load succeeds.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
@@ -300,16 +301,16 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Returns never. Raises EngineFailed soon after the engine core has died; vLLM notices by itself."""
+        """Never return. Raises EngineFailed soon after the engine core has died, which vLLM detects."""
         while not self._llm.errored:  # noqa: ASYNC110 - vLLM offers a flag, not an event
             await asyncio.sleep(_LOOK_S)
         raise EngineFailed(_DEAD)
 
     async def check(self) -> None:
-        """Raises EngineFailed when the engine does not answer.
+        """Raise EngineFailed when the engine does not answer.
 
-        While weights travel it cannot, however well it is, and for longer than a probe waits; that has
-        deadlines of its own.
+        During a weight transfer even a healthy engine cannot answer, for longer than a probe waits. The
+        check then passes, because transfers have deadlines of their own.
         """
         if self._llm.errored:
             raise EngineFailed(_DEAD)
@@ -329,14 +330,14 @@ class Engine:
 
 
 class _Running:
-    """Counts a request as running while its block lasts."""
+    """Counts a request as running for the duration of a `with` block."""
 
     def __init__(self, engine: Engine, request_id: str) -> None:
         self._engine, self._id = engine, request_id
 
     def __enter__(self) -> None:
         e = self._engine
-        e.sequence_s()  # with the number that ran until now
+        e.sequence_s()  # account for the time so far, before the number of open requests changes
         if not e._open:
             e._active_since = time.monotonic()
         e._open[self._id] = time.monotonic()
@@ -353,7 +354,7 @@ class _Running:
 
 
 def _to_trajectory(completion: Any, temperature: float) -> Trajectory:
-    """One vLLM completion: ids, log-probs and version spans as the engine gave them."""
+    """Convert one vLLM completion: ids, log-probs and version spans as the engine gave them."""
     ids = np.asarray(completion.token_ids, dtype=np.int32)
     log_probs = np.asarray(
         [
@@ -370,7 +371,7 @@ def _to_trajectory(completion: Any, temperature: float) -> Trajectory:
     reason = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(
         completion.finish_reason, FinishReason.UNFINISHED
     )
-    # Rounding can put a certain token's log-prob a hair above zero.
+    # Rounding can put the log-prob of a token with probability 1 slightly above zero.
     return Trajectory(
         ids, np.minimum(log_probs, 0.0), np.ones(len(ids), np.uint8), segments, temperature, reason
     )

@@ -1,4 +1,4 @@
-"""What the engine serves at the moment: shared by everything that works on it."""
+"""The engine's serving state, shared by everything that uses the engine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 
 
 class Serving:
-    """Changed by the coordinator's stream and by the drain; read by the work."""
+    """Written by the coordinator's stream and the drain, read by the workers."""
 
     def __init__(self) -> None:
         self.version = -1
-        """The policy version that is served, or was served last while a sync pauses the engine."""
+        """The policy version being served, or the last one served while a sync pauses the engine."""
         self.running = asyncio.Event()
         """The engine runs under a committed version."""
         self.trusted = asyncio.Event()
-        """The canary of the present version has passed: results may leave."""
+        """The canary of the current version has passed, so results may leave."""
         self.drain_began = asyncio.Event()
         self._paused_at: float | None = None
         self._paused_s = 0.0
@@ -35,7 +35,7 @@ class Serving:
 
     @property
     def draining(self) -> bool:
-        """No work is taken or begun any more."""
+        """Whether the rollouter has stopped taking and starting work."""
         return self.drain_began.is_set()
 
     def clock(self) -> float:

@@ -1,8 +1,8 @@
 """vLLM weight-transfer backend: receives packed buckets over a Headrace communicator.
 
 Runs inside the engine's worker process. One update is start (layer-wise reload begins) -> receive
-(every bucket, in order) -> finish (reload ends). If any of them raises the model is half-loaded and
-must not generate before a full update went through.
+(every bucket, in order) -> finish (reload ends). If any of them raises, the model is half-loaded and
+must not generate until a full update has succeeded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HeadraceTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.last_receive_s = 0.0
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        self.shutdown()  # the old communicator goes first
+        self.shutdown()  # close the old communicator first
         self._comm = connect(
             init_info.transport,
             init_info.host,
@@ -75,7 +75,7 @@ class HeadraceTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which ends in an accelerator synchronisation that CPU has not."""
+        """Do what the base class does, but skip its accelerator synchronisation on CPU."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -116,10 +116,10 @@ class HeadraceTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def _repack_for_cpu(model: torch.nn.Module) -> None:
-    """Refresh what the CPU backend packs once at start-up and a reload leaves behind.
+    """Repack the weights that the CPU backend packs once at start-up and a reload does not update.
 
-    Without it the output head (tied embeddings) and MoE experts go on with their old packed weights,
-    silently. Only CPU kernels keep such copies.
+    Without this the output head (tied embeddings) and MoE experts silently keep using their old packed
+    weights. Only CPU kernels keep such copies.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -138,5 +138,5 @@ class WorkerExtension:
     weight_transfer_engine: HeadraceTransferEngine
 
     def headrace_weight_digest(self) -> tuple[str, float]:
-        """SHA-256 over the bytes of the last update, and seconds of receiving."""
+        """SHA-256 of the bytes of the last update, and the seconds spent receiving them."""
         return self.weight_transfer_engine.last_digest, self.weight_transfer_engine.last_receive_s

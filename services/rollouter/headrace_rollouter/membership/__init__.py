@@ -1,1 +1,1 @@
-"""The rollouter as a member: stream, beats, health."""
+"""The rollouter as a member of the run: stream, heartbeats, health."""

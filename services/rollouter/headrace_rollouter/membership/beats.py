@@ -1,8 +1,8 @@
-"""Signs of life of one rollouter, from a thread of their own.
+"""Heartbeats of one rollouter, sent from a thread of their own.
 
-Loading an engine holds the event loop up for longer than a lease, so beats cannot come from there. Once `run`
-has begun, they stop when the loop has stood still for a lease: a process of which only this thread lives is
-as good as dead.
+Loading an engine blocks the event loop for longer than a lease, so the loop cannot send them. Once `run` has
+begun, the beats stop when the loop has been stuck for a lease: a process in which only this thread runs is as
+good as dead.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ log = logging.getLogger("headrace.rollouter.beats")
 
 
 class Beats:
-    """`start` and `run` are called on one event loop; the beating is the thread's."""
+    """Beats in a thread. `start` and `run` are called on one event loop."""
 
     def __init__(self, ledger: SyncLedger, owner: str, lease_s: float, outage_timeout_s: float) -> None:
-        """`ledger` is this thread's own and repeats nothing by itself: the next beat is the repetition."""
+        """`ledger` belongs to this thread and must not retry: the next beat is the retry."""
         self._ledger = ledger
         self._owner = owner
         self._lease_s = lease_s
@@ -34,18 +34,18 @@ class Beats:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beats", daemon=True)
         self.expired = asyncio.Event()
-        """This incarnation was expired while it lived: what it works on is others' by now."""
+        """This incarnation was expired while alive. Its work belongs to others now."""
 
     def start(self) -> None:
-        """From now on it beats."""
+        """Start beating."""
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._thread.start()
 
     async def run(self) -> None:
-        """The event loop's part, once all is loaded: from now on it has to turn.
+        """Report the event loop's progress, which beats depend on from now on. Call it once all is loaded.
 
-        Raises what ended the thread: LedgerUnavailable after the longest outage, LoginRefused,
+        Raises what ended the thread: LedgerUnavailable after an outage of `outage_timeout_s`, LoginRefused or
         LedgerWentBack.
         """
         while not self._failure.done():
@@ -54,9 +54,9 @@ class Beats:
         await self._failure
 
     def stop(self) -> None:
-        """No more beats, so that who has left does not come back."""
+        """Stop beating, so that a late beat does not re-register a member that has left."""
         self._over.set()
-        self._thread.join(timeout=self._period_s + 10.0)  # a beat under way has the socket's deadline
+        self._thread.join(timeout=self._period_s + 10.0)  # the socket timeout bounds a beat in progress
         self._ledger.close()
 
     # -- thread ----------------------------------------------------------------------------------
@@ -92,5 +92,5 @@ class Beats:
         self._since = since
 
     def _fail(self, error: LedgerError) -> None:
-        if not self._failure.done():  # nobody waits for it any more
+        if not self._failure.done():  # done: cancelled, nobody waits for it any more
             self._failure.set_exception(error)

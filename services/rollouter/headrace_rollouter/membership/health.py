@@ -1,4 +1,4 @@
-"""The rollouter's only inbound port: health, readiness, metrics. A paused engine is alive."""
+"""The rollouter's only inbound port: health, readiness and metrics. A paused engine counts as healthy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headrace_rollouter.inference.engine import Engine, EngineFailed
 def missing(draining: bool, connected: bool, version: int, committed: int) -> str:
     """What keeps a rollouter from being ready, or "".
 
-    `version`: the one that it serves, `committed`: the run's; -1 where there is none. Before the trainer's
-    first sync, connected is as ready as a rollouter gets; later one without weights generates nothing, and a
-    rolling update has to wait for it before it takes the next one.
+    `version`: the one that it serves. `committed`: the run's. Both are -1 if there is none. Before the
+    trainer's first sync, a connected rollouter is ready. Later, one without weights is not: it generates
+    nothing, and a rolling update must wait for it before replacing the next one.
     """
     if draining:
         return "draining"
@@ -25,7 +25,7 @@ def missing(draining: bool, connected: bool, version: int, committed: int) -> st
 
 
 def build_app(engine: Engine, connected: Callable[[], bool], lacks: Callable[[], str]) -> FastAPI:
-    """`lacks` returns what keeps it from being ready, as `missing` does."""
+    """Build the HTTP app. `lacks` returns what keeps the rollouter from being ready, as `missing` does."""
     app = FastAPI(title="Headrace rollouter", description="Health and metrics of one rollouter.")
 
     @app.get("/healthz", summary="The engine answers")

@@ -1,7 +1,7 @@
 """The member's side of the coordinator's stream: reports up, commands down.
 
-A paused engine stays paused while the stream is broken. Commands are dealt with one after the other, but an
-expulsion is heard at once, whatever is being dealt with.
+A paused engine stays paused while the stream is down. Commands are handled one at a time, but an expulsion
+takes effect at once, even while another command is being handled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAVE_S = 5.0
 
 
 class Expelled(RuntimeError):
-    """The coordinator expired this incarnation; the process must start anew."""
+    """The coordinator expired this incarnation. The process must be restarted."""
 
 
 class Member:
@@ -62,9 +62,9 @@ class Member:
         self._paused_ns = time.monotonic_ns()
         self._session = 0
         self._turn = asyncio.Lock()
-        """Held while a command, or the news that this incarnation was expired, is dealt with."""
+        """Held while a command, or this incarnation's expiry, is being handled."""
         self._was_expired = False
-        """That news waits for its turn."""
+        """This incarnation was expired, and that has not been handled yet."""
 
     @property
     def connected(self) -> bool:
@@ -72,13 +72,13 @@ class Member:
 
     @property
     def _paused(self) -> bool:
-        """Whether the engine is: from its start, and from each pause to the resume that follows."""
+        """Whether the engine is paused: from its start, and from each pause to the next resume."""
         return not self._worker.serving.is_set()
 
     async def run(self) -> None:
         """Keep the stream up until `leave`. Raises Expelled, EngineFailed, and what a ReconnectingStream
         raises."""
-        await self._answered(self._engine.pause(), "paused")  # its hello says so
+        await self._answered(self._engine.pause(), "paused")  # the hello reports the engine as paused
         await self.stream.run()
 
     def _hello(self) -> list[pb.MemberReport]:
@@ -110,12 +110,12 @@ class Member:
                 await self._resume(command.resume)
 
     async def expired(self, ledger: AsyncLedger) -> bool:
-        """This incarnation was expired: stop, and drop what is others' by now; the coordinator takes it in
-        again. When it has been faster, this is a member again, and only what it has lost is dropped.
+        """Handle the expiry of this incarnation: pause, drop all work, and be admitted again.
 
-        False when the ledger did not say what is lost: the caller asks again.
+        If the coordinator has admitted it again already, only the lost work is dropped. Returns False when
+        the ledger did not answer: the caller tries again.
         """
-        self._was_expired = True  # what a pause lets finish is others'
+        self._was_expired = True  # ends a pause that lets work finish: that work belongs to others now
         async with self._turn:
             members = None
             with contextlib.suppress(TimeoutError):
@@ -133,7 +133,7 @@ class Member:
     async def _pause(self, pause: pb.MemberPause) -> None:
         if pause.drop_work:
             await self._worker.drop_work()
-        elif pause.HasField("finish_through") and not self._paused:  # what is frozen would never finish
+        elif pause.HasField("finish_through") and not self._paused:  # frozen requests would never finish
             with self._worker.trace.slice("let_finish", running=self._worker.running):
                 await self._let_finish(pause.finish_through)
         if not self._paused:
@@ -143,9 +143,9 @@ class Member:
         self._report(paused=pb.MemberPaused(term=self.stream.term, round=pause.round))
 
     async def _let_finish(self, through: int) -> None:
-        """Samples with tokens of version `through` or older end first; report tokens as they come.
+        """Wait until samples with tokens of version `through` or older have ended, reporting progress.
 
-        Takes are held by the ledger meanwhile, so that this ends.
+        This terminates because the ledger holds back takes meanwhile.
         """
         while self._must_wait(through):
             self._report(
@@ -159,7 +159,7 @@ class Member:
                 await asyncio.sleep(0.02)
 
     def _must_wait(self, through: int) -> bool:
-        """Also for a take whose reply is not here yet: it may bring what is too old to be frozen."""
+        """Whether old samples still run, or a take is in flight, which may bring one too old to freeze."""
         old = self._worker.taking or self._worker.running_through(through) > 0
         return old and not self._was_expired
 
@@ -182,7 +182,7 @@ class Member:
                 )
         except EngineFailed:
             raise
-        except Exception as error:  # as above; the engine stays dirty until a full transfer goes through
+        except Exception as error:  # as above; the engine stays dirty until a full transfer succeeds
             self._failed(load.session, error)
             return
         self._report(
@@ -194,9 +194,9 @@ class Member:
         self._report(failed=pb.MemberFailed(term=self.stream.term, session=session, error=repr(error)[:2000]))
 
     async def _answered(self, verb: Awaitable[None], what: str) -> None:
-        """Raises EngineFailed: nobody else notices an engine that lives and does not answer."""
+        """Await `verb` within a deadline. Raises EngineFailed: nothing else notices an engine that hangs."""
         c = self._config.sync
-        limit = c.pause_timeout_s + c.rendezvous_timeout_s  # it may still be meeting a group that is gone
+        limit = c.pause_timeout_s + c.rendezvous_timeout_s  # it may still be in a rendezvous that is obsolete
         try:
             await asyncio.wait_for(verb, limit)
         except TimeoutError:
@@ -214,7 +214,7 @@ class Member:
             self._engine.canary(resume.canary), self._config.sync.transfer_timeout_s
         )
         self._report(resumed=pb.MemberResumed(version=resume.version, canary_max_abs_diff=difference))
-        if not difference <= self._config.canary_limit:  # NaN is no agreement either
+        if not difference <= self._config.canary_limit:  # `not <=` so that NaN fails too
             limit = self._config.canary_limit
             raise EngineFailed(
                 f"after the sync to version {resume.version} the engine's log-probs differ from the "
@@ -223,7 +223,10 @@ class Member:
         self._worker.trusted.set()
 
     async def leave(self) -> None:
-        """Say goodbye, so that nobody waits for the lease; the coordinator then ends the stream."""
+        """Announce the departure, so that nobody waits for the lease to expire.
+
+        The coordinator then ends the stream.
+        """
         if self.connected:
             self.stream.send_last(pb.MemberReport(leaving=pb.MemberLeaving()))
             with contextlib.suppress(TimeoutError):
