@@ -1,4 +1,4 @@
-"""Environments: what answers the model between its turns. `protocol` says what one is."""
+"""Environments, which answer the model between its turns. `protocol` defines the interface."""
 
 from headrace.environments.protocol import (
     Done,

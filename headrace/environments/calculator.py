@@ -1,8 +1,8 @@
 """A calculator as a tool: the model writes `<calc>12*7</calc>` and reads `<result>84</result>`.
 
-A turn without a call ends the trajectory. Of several calls in a turn each gets its result, in order. A call
-that cannot be computed gets `<result>error</result>`, which the model may learn to avoid. Numbers are
-integers of at most `MAX_DIGITS` digits with + - * and brackets, so that no call takes long.
+A turn without a call ends the trajectory. Each call in a turn gets its own result, in order. A call that
+cannot be computed gets `<result>error</result>`, which the model may learn to avoid. Expressions are integers
+of at most `MAX_DIGITS` digits with + - * and parentheses, so that no call takes long.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 
 
 class Calculator(Environment):
-    """`role`: None for results as plain text, else the role of the message that holds them, such as `tool`;
-    the model's chat template must know it."""
+    """A calculator tool.
+
+    `role`: role of the message that holds the results, such as `tool`, which the model's chat template must
+    know. None: results are plain text.
+    """
 
     def __init__(self, role: str | None = None) -> None:
         self._role = role
@@ -56,7 +59,7 @@ class Calculator(Environment):
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression, or `error`."""
+    """Evaluate an expression. Returns its value as text, or `error`."""
     if len(expression) > MAX_CALL:
         return ERROR
     try:
@@ -67,7 +70,7 @@ def calculate(expression: str) -> str:
 
 
 def _value(node: ast.expr) -> int:
-    """Raises ValueError for anything but integers that are added, subtracted and multiplied."""
+    """Evaluate a node. Raises ValueError for anything but adding, subtracting and multiplying integers."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         value = node.value
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -1,13 +1,13 @@
-"""Runs an environment's coroutines beside the engine, each call with a deadline.
+"""Runs an environment's coroutines alongside the engine, each call with a deadline.
 
 What this module guarantees:
 
-- The environment has an event loop and a thread of its own: one that blocks holds up neither the engine nor
-  the coordinator's commands. Were it never to return, the calls under way fail at their deadlines, and the
-  next ones go to a fresh instance on a fresh thread: one for all of them, made on a thread too. What of it
-  lasts longer than a call's deadline fails that call.
-- The state that a call sees is its own copy; only a call that returns in time changes what is kept.
-- Whatever an environment does wrong is EnvironmentFailed, with its own exception as the cause.
+- The environment has its own event loop and thread. One that blocks delays neither the engine nor the
+  coordinator's commands. If it never returns, the calls in progress fail at their deadlines. Later calls
+  share a fresh instance on a fresh thread. The instance is made on a thread too, and a call whose deadline
+  passes meanwhile fails.
+- Each call sees its own copy of the state. Only a call that returns in time changes the stored state.
+- Whatever an environment does wrong is raised as EnvironmentFailed, with its own exception as the cause.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ log = logging.getLogger("headrace.environments")
 T = TypeVar("T")
 
 MAX_STATE_BYTES = 256 * 1024
-"""A state travels with parked work, one for each trajectory."""
+"""Largest state as JSON. Parked work carries one state per trajectory."""
 RESERVED = frozenset({"turns"})
-"""Names of `env/<name>/mean` in the run log that are not the environment's."""
+"""Names that an environment may not use: Headrace itself logs them as `env/<name>/mean`."""
 _ANSWERS_S = 1.0
-"""A loop that has not answered for so long, right after a deadline, is blocked."""
+"""A loop that does not answer within this time after a missed deadline counts as blocked."""
 _MAKE_S = 60.0
-"""Longest making of a fresh instance; past it the next call begins with another one."""
+"""Longest construction of a fresh instance. After that the next call starts another one."""
 
 
 class EnvironmentHost:
-    """`make` makes an instance; it is called again should the one in use block for ever."""
+    """Hosts one environment. `make` creates an instance, and another if the current one blocks forever."""
 
     def __init__(self, make: Callable[[], Environment], timeout_s: float) -> None:
         self._make = make
         self._timeout_s = timeout_s
         self._place: _Place | None = _Place(make())
-        """None: the one before was given up."""
+        """None: the previous instance was abandoned."""
         self._making: asyncio.Task[None] | None = None
         self._why_none = ""
 
@@ -56,7 +56,7 @@ class EnvironmentHost:
         return _looked_at("start", lambda: checked_state(state))
 
     async def step(self, turn: Turn) -> tuple[Observation | Done, State]:
-        """The answer, and the state after it; `turn.state` is changed by the environment."""
+        """Return the answer and the new state. The environment modifies `turn.state`."""
         answer = await self._call("step", lambda e: e.step(turn))
         return _looked_at("step", lambda: (_checked_answer(answer), checked_state(turn.state)))
 
@@ -73,7 +73,7 @@ class EnvironmentHost:
             done, _ = await asyncio.wait({waiting}, timeout=max(deadline - time.monotonic(), 0.0))
         finally:
             if not waiting.done():
-                waiting.cancel()  # also the coroutine on the other loop
+                waiting.cancel()  # cancels the coroutine on the other loop too
         if not done:
             await self._leave_if_blocked(place)
             raise EnvironmentFailed(
@@ -90,11 +90,11 @@ class EnvironmentHost:
             return
         self._place = None
         log.error("the environment blocks its thread and was given up; a fresh one takes the next calls")
-        # Calls that it still has are past their deadlines by then.
+        # Calls still running on it will be past their deadlines then.
         asyncio.get_running_loop().call_later(self._timeout_s, place.leave)
 
     async def _usable(self) -> _Place:
-        """The instance in use, or a fresh one. Raises EnvironmentFailed when there is none in time."""
+        """The current instance, or a fresh one. Raises EnvironmentFailed when none is ready in time."""
         if self._place is None:
             if self._making is None:
                 self._why_none = "its making has not ended"
@@ -118,11 +118,11 @@ class EnvironmentHost:
 
         threading.Thread(target=make, name="environment-making", daemon=True).start()
         try:
-            # The future of a thread cannot be cancelled: what is made too late is let go of.
+            # The thread cannot be cancelled. An instance that it finishes too late is dropped.
             self._place = _Place(await asyncio.wait_for(asyncio.wrap_future(made), _MAKE_S))
         except TimeoutError:
             self._why_none = f"its making took longer than {_MAKE_S:g} s"
-        except Exception as error:  # the constructor is the user's: the next calls fail with what it raised
+        except Exception as error:  # the constructor is user code; the waiting calls fail with its error
             self._why_none = str(error)
         finally:
             self._making = None
@@ -133,12 +133,12 @@ class EnvironmentHost:
 async def _guarded(call: Callable[[Environment], Coroutine[Any, Any, T]], environment: Environment) -> T:
     try:
         return await call(environment)
-    except (SystemExit, KeyboardInterrupt) as error:  # would end the loop for everybody
+    except (SystemExit, KeyboardInterrupt) as error:  # would end the loop for all calls
         raise RuntimeError(f"it raised {error!r}") from error
 
 
 class _Place:
-    """An instance, its loop and its thread."""
+    """An environment instance with its event loop and thread."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -146,11 +146,11 @@ class _Place:
         threading.Thread(target=self.loop.run_forever, name="environment", daemon=True).start()
 
     def leave(self) -> None:
-        """Let the thread end, should it ever come back from what blocks it."""
+        """Let the thread end if it ever returns from the blocking call."""
         self.loop.call_soon_threadsafe(self.loop.stop)
 
     async def answers(self) -> bool:
-        """Whether the loop still turns."""
+        """Whether the loop still runs callbacks."""
         answer: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.loop.call_soon_threadsafe(answer.set_result, None)
         done, _ = await asyncio.wait({asyncio.wrap_future(answer)}, timeout=_ANSWERS_S)
@@ -158,12 +158,12 @@ class _Place:
 
 
 def _looked_at(what: str, look: Callable[[], T]) -> T:
-    """What `look` finds. The objects are the environment's: to look at one can raise anything."""
+    """Return what `look` returns. It inspects objects of the environment, which can raise anything."""
     try:
         return look()
     except EnvironmentFailed:
         raise
-    except Exception as error:  # properties and conversions of the user's own classes
+    except Exception as error:  # properties and conversions of user classes
         raise EnvironmentFailed(f"{what} returned what cannot be read: {_shown(error)}") from error
 
 
@@ -199,15 +199,15 @@ def _checked_outcome(outcome: Any) -> Outcome:
 
 
 def _shown(value: object) -> str:
-    """Its `repr`, cut; also of what has none."""
+    """The value's `repr`, truncated, or its type's name if `repr` fails."""
     try:
         return f"{value!r:.200}"
-    except Exception:  # a `__repr__` of the user's: the name of the type does for a message
+    except Exception:  # the user's `__repr__` can raise anything
         return f"a {type(value).__name__}"
 
 
 def checked_state(state: Any) -> State:
-    """A copy of `state`, as it would come back from another process. Raises EnvironmentFailed."""
+    """Copy `state` through JSON, as if it came from another process. Raises EnvironmentFailed."""
     if not isinstance(state, dict):
         raise EnvironmentFailed(f"the state is {_shown(state)}; it must be a dictionary")
     try:

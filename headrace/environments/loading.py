@@ -1,4 +1,4 @@
-"""From the configuration's `environment` section to an instance."""
+"""Loads the environment that the configuration's `environment` section names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ _METHODS = ("start", "step", "finish")
 
 
 class EnvironmentFailed(Exception):
-    """An environment cannot be loaded, raised, took too long, or returned what it must not."""
+    """An environment could not be loaded, raised, took too long, or returned something invalid."""
 
 
 def load_environment(config: EnvironmentConfig) -> Environment | None:
-    """None for `single_turn`, which needs no code. Raises EnvironmentFailed, naming the key to correct."""
+    """Make an instance, or return None for `single_turn`, which needs no code.
+
+    Raises EnvironmentFailed, naming the configuration key to correct.
+    """
     if config.is_single_turn:
         return None
     made = _found(config)
@@ -37,7 +40,7 @@ def load_environment(config: EnvironmentConfig) -> Environment | None:
 
 
 def _found(config: EnvironmentConfig) -> Any:
-    """The class or function that makes it."""
+    """The class or function that makes the instance."""
     if config.path is None:
         try:
             return ENVIRONMENTS.get(config.name)

@@ -1,13 +1,13 @@
-"""What an environment is: it answers the model's turns until the trajectory is done.
+"""The environment interface: it answers the model's turns until the trajectory is done.
 
     start(task)        -> the state, once before the first turn
-    step(turn)         -> Observation: more text, and the model's next turn; or Done
+    step(turn)         -> Observation: more text, then the model's next turn; or Done
     finish(episode)    -> Outcome: reward and counts, when the trajectory has ended, for whatever reason
 
-One instance serves all trajectories of a rollouter at once. Whatever belongs to one trajectory is in its
-state, a JSON object: that is what travels when a trajectory is parked and goes on in another process. A call
-that was interrupted is made again there, so each of the three is made at least once, not exactly once; what
-an interrupted call did to the state is forgotten.
+One instance serves all trajectories of a rollouter concurrently. Everything that belongs to one trajectory is
+in its state, a JSON object, which travels with it when it is parked and resumed in another process. An
+interrupted call is repeated there, so each of the three is called at least once, not exactly once. Changes
+that an interrupted call made to the state are discarded.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 State = dict[str, Any]
-"""A JSON object. Keys that are no text come back as text."""
+"""A JSON object. Keys that are not strings come back as strings."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The row that a trajectory answers; the same at every call, wherever it is made."""
+    """The row that a trajectory answers. It is the same in every call, in any process."""
 
     sample_id: str
     prompt: str
@@ -31,12 +31,12 @@ class Task:
     ground_truth: str
     extra_info: dict[str, Any]
     seed: int
-    """For what an environment draws: another one for each trajectory, the same wherever it goes on."""
+    """Seed for the environment's random draws. It differs per trajectory and survives parking."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """What one side said at a time."""
+    """What one side said without interruption."""
 
     speaker: Literal["model", "environment"]
     text: str
@@ -44,7 +44,7 @@ class Passage:
 
 @dataclass
 class Turn:
-    """The model has ended a turn. `state` is this call's own copy: change or replace it."""
+    """A turn that the model has ended. `state` is this call's own copy: change or replace it."""
 
     task: Task
     number: int
@@ -52,18 +52,18 @@ class Turn:
     text: str
     """What the model said in this turn, without special tokens."""
     history: tuple[Passage, ...]
-    """What was said before it, oldest first."""
+    """What was said before this turn, oldest first."""
     state: State
     is_last: bool
-    """`environment.max_turns` is reached: an Observation ends the trajectory as Done would, with the finish
-    reason `turn_limit`."""
+    """Whether `environment.max_turns` is reached. An Observation then ends the trajectory as Done would, with
+    the finish reason `turn_limit`."""
 
 
 @dataclass(frozen=True)
 class Observation:
     """What the model reads before its next turn: `messages` through its chat template, or `text` as it is.
 
-    Special tokens within it are taken out, so that what a tool returns cannot pass for a turn.
+    Special tokens in it are removed, so that a tool's output cannot pass for a turn.
     """
 
     text: str = ""
@@ -94,27 +94,27 @@ class Outcome:
     reward: float | None = None
     """None: the run's reward function scores the whole response."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """What the reward is made of; with a reward only."""
+    """Components of the reward, used only with a reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Counts, such as `tool_calls`; their means are in the run log as `env/<name>/mean`. Not `turns`: they
-    are counted anyhow."""
+    """Counts, such as `tool_calls`. The run log has their means as `env/<name>/mean`. `turns` is reserved,
+    because Headrace counts turns itself."""
 
 
 class Environment(Protocol):
-    """Implement `step`; the others have a default for those who inherit from this class."""
+    """Interface of an environment. Implement `step`; subclasses inherit defaults for the others."""
 
     async def start(self, task: Task) -> State:
-        """The state of a trajectory that begins."""
+        """The initial state of a trajectory."""
         return {}
 
     async def step(self, turn: Turn) -> Observation | Done:
-        """Answer a turn that the model has ended by itself (one that the response limit cut has no answer).
+        """Answer a turn that the model ended itself. A turn cut by the response limit gets no answer.
 
-        An exception fails the sample, which is then tried anew a few times; tell the model about an error of
-        its own making, such as a malformed call, by an Observation.
+        An exception fails the sample, which is then retried a few times. Report the model's own errors, such
+        as a malformed call, to it in an Observation.
         """
         ...
 
     async def finish(self, episode: Episode) -> Outcome:
-        """Reward and counts of a trajectory that has ended."""
+        """Reward and counts of a finished trajectory."""
         return Outcome()

@@ -1,11 +1,11 @@
-"""The reward seam: what a response is worth, from functions, services and reward models, with weights.
+"""The reward of a response: a weighted sum over functions, services and reward models.
 
-    scorer = build_scorer(config)     # every source of the configuration
-    await scorer.start()              # loads them; RewardError names what cannot be
+    scorer = build_scorer(config)     # every configured source
+    await scorer.start()              # loads them; RewardError names what cannot be loaded
     reward, parts = await scorer.score(data_source, solution, ground_truth, extra_info)
 
-What the sources have in common is in `scorer`, one kind each in `pool` (functions, the built-in ones too, in
-processes of their own) and `remote` (HTTP services and reward models).
+`scorer` combines the sources. `pool` runs functions, built-in ones included, in their own processes. `remote`
+calls HTTP services and reward models.
 """
 
 from headrace.rewards.function import RewardError, RewardFunction, load_reward, parse_score

@@ -1,13 +1,13 @@
-"""What goes over the socket between a pool and its processes: JSON with its length before it.
+"""The protocol between a pool and its processes: length-prefixed JSON over a socket.
 
-Both ends are ours and neither trusts the other's bytes to be code: nothing is unpickled. Standard library
-only, as everything that the processes import.
+Nothing is unpickled, so neither end can make the other run code. This module needs the standard library only,
+like everything that the processes import.
 
     to the process      {"path", "name", "key", "memory", "timeout_s"}   once: what to load
                         [id, data_source, solution, ground_truth, extra_info]
     from the process    {"ready": true, "concurrent": bool}   or   {"failed": message}
                         [id, score, parts, answer]   or   [id, null, message, traceback]
-                        {"leaving": true}   it ends now, through no fault of what is still to be done
+                        {"leaving": true}   it ends now, and no pending call is to blame
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 _LENGTH = struct.Struct(">I")
 LARGEST = 256 * 1024 * 1024
-"""Bytes of one message; whoever announces more is not to be believed."""
+"""Largest message in bytes. A longer announced length is an error."""
 
 
 class FrameError(ValueError):
-    """What came is no message."""
+    """The received bytes are not a valid message."""
 
 
 def encode(message: Any) -> bytes:
-    """Raises TypeError or ValueError for what JSON cannot hold, ValueError for what is too large."""
+    """Encode a message. Raises TypeError or ValueError if JSON cannot hold it, ValueError if too large."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > LARGEST:
         raise ValueError(f"a message of {len(body)} bytes is too large")
@@ -34,13 +34,13 @@ def encode(message: Any) -> bytes:
 
 
 class Decoder:
-    """Bytes in, whole messages out."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """The messages that `data` completes. Raises FrameError."""
+        """Return the messages that `data` completes. Raises FrameError."""
         self._buffer += data
         out, at = [], 0
         while len(self._buffer) - at >= _LENGTH.size:

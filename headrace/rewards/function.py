@@ -1,12 +1,13 @@
-"""verl's `compute_score`, found by path and name, and what may come back from it.
+"""Loads verl-style `compute_score` functions by path and name, and parses what they return.
 
-`compute_score(data_source, solution_str, ground_truth, extra_info)` may be a plain function or a
-coroutine. Arguments are given by name, those that it takes, when it has any of these names (in whatever
-order) or `**kwargs` alone, else by position. It returns a number or a dictionary with `score` (other numbers
-in it are kept as metrics).
-`extra_info` holds the row's own, plus `finish_reason` ("stop" or "length").
+`compute_score(data_source, solution_str, ground_truth, extra_info)` may be a plain function or a coroutine
+function. If it has any of these parameter names, in any order, or only `**kwargs`, it gets the arguments that
+it takes by name. Otherwise it gets all four by position. It returns a number, or a dictionary with `score`
+whose other numbers are kept as metrics. `extra_info` holds the row's own, plus `finish_reason` ("stop" or
+"length").
 
-Standard library only, and so what it imports of ours: the processes that run users' functions import this.
+This module and those of ours that it imports need the standard library only, because the processes that run
+users' functions import it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _BY_POSITION = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 
 class RewardError(Exception):
-    """A reward cannot be loaded, raised, took too long, or returned no finite number.
+    """A reward could not be loaded, raised, took too long, or returned no finite number.
 
-    `detail` is the traceback of the user's function, where there is one.
+    `detail`: the traceback of the user's function, or "".
     """
 
     def __init__(self, message: str, detail: str = "") -> None:
@@ -41,9 +42,9 @@ class RewardError(Exception):
 
 
 def load_reward(path: str, name: str, key: str = "custom_reward_function") -> RewardFunction:
-    """The function `name` of a Python file or an importable module. Raises RewardError.
+    """Load the function `name` from a Python file or an importable module. Raises RewardError.
 
-    `key`: the section of the configuration that names it, for the message.
+    `key`: the configuration section that names it, for error messages.
     """
     try:
         module = load_user(path)
@@ -66,8 +67,11 @@ def load_reward(path: str, name: str, key: str = "custom_reward_function") -> Re
 def bind_arguments(
     function: RewardFunction, data_source: str, solution: str, ground_truth: str, extra_info: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """By name when the function has one of verl's names, or nothing to bind by position but `**kwargs`; then
-    it gets what it takes. Else by position. Raises TypeError or ValueError."""
+    """Bind the arguments as the module's docstring says. Raises TypeError or ValueError.
+
+    They are bound by name when a parameter has one of verl's names, or when there is `**kwargs` and no
+    positional parameter. Otherwise they are bound by position.
+    """
     signature = inspect.signature(function)
     named = {
         "data_source": data_source,
@@ -83,7 +87,7 @@ def bind_arguments(
 
 
 def parse_score(result: Any) -> tuple[float, dict[str, float]]:
-    """(score, parts) of what the function returned. Raises RewardError when it is no finite number."""
+    """Return (score, parts) of a function's result. Raises RewardError unless the score is finite."""
     if not isinstance(result, dict):
         return _number(result), {}
     if "score" not in result:
@@ -95,12 +99,12 @@ def parse_score(result: Any) -> tuple[float, dict[str, float]]:
             try:
                 parts[encodable(str(key))] = _number(value)
             except RewardError:
-                continue  # a part that is no number is no metric; the score alone decides
+                continue  # not a number, so not a metric; only the score is required to be one
     return _number(result["score"]), parts
 
 
 def _number(value: Any) -> float:
-    """A finite number that float32 holds too: it travels as such. Raises RewardError."""
+    """Convert to a finite number within float32's range, the wire format. Raises RewardError."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:

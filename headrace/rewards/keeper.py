@@ -1,18 +1,16 @@
-"""Keeps one reward's process, and ends all that it started: `python -m headrace.rewards.keeper FD PARENT`.
+"""Supervises a reward's process and kills all that it started: `python -m headrace.rewards.keeper FD PARENT`.
 
-A sandbox gives its program a session of its own, so that no signal to a process group reaches it, and a
-daemon has no parent left that anybody knows. The keeper is the subreaper of its descendants: whatever loses
-its parent becomes its child. What the reward's process started is therefore always below the keeper, and it
-is killed from there
+Killing the process group would not be enough: a sandbox puts its program into a session of its own, and a
+daemon is reparented. The keeper is the subreaper of its descendants, so orphans become its children, and
+everything that the reward's process started stays below it. It kills all of that
 
-- when the reward's process ends, however it does,
-- at SIGTERM: the pool's word that a call is past its deadline, or the kernel's that the pool's process is
+- when the reward's process ends, for whatever reason,
+- at SIGTERM, which the pool sends when a call is past its deadline, and the kernel when the pool's process is
   gone.
 
-The keeper is two processes of the same kind, one the parent of the other: when one of them is killed (kill
--9), the other does this work. The reward's process is a fork of the lower one. Each is in a session of its
-own: a function that signals its own group reaches no keeper. Both end as the reward's process did, with the
-same code or signal.
+There are two keepers, one the parent of the other, so that if one is killed (kill -9) the other does the
+work. The lower one forks the reward's process. Each is in its own session, so a function that signals its own
+group reaches no keeper. Both exit as the reward's process did, with the same code or signal.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
 LOWER_S = 1.0
-"""Longest that the lower keeper is waited for; a stopped one never answers."""
+"""Longest wait for the lower keeper. A stopped one never exits."""
 KILL_S = 5.0
-"""Longest that ending the descendants may take: one that forks faster than it is killed outlasts it."""
+"""Longest time spent killing descendants. A process that forks faster than it is killed survives this."""
 
 
 def main() -> NoReturn:
@@ -43,30 +41,33 @@ def main() -> NoReturn:
     for is_upper in (True, False):
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # it died before PDEATHSIG was set
             os._exit(1)
         parent = os.getpid()
         if child := os.fork():
-            os.close(descriptor)  # the pool is to hear at once when the worker has gone
+            os.close(descriptor)  # so that the pool sees EOF as soon as the worker is gone
             _leave(_wait(child, is_upper))
         os.setsid()
     _work(descriptor, parent)
 
 
 def _work(descriptor: int, keeper: int) -> NoReturn:
-    """The reward's process."""
+    """Run the reward's process."""
     from headrace.rewards.worker import serve
 
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != keeper:
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    os.set_inheritable(descriptor, False)  # what the function starts must not keep the socket open
+    os.set_inheritable(descriptor, False)  # children of the function must not keep the socket open
     serve(descriptor)
 
 
 def _wait(child: int, is_keeper: bool) -> int:
-    """How the child ended, as `os.waitstatus_to_exitcode` says it, once nothing of it is left."""
+    """Wait for the child or for SIGTERM, then kill all descendants.
+
+    Returns the child's code as `os.waitstatus_to_exitcode` gives it.
+    """
     code = None
     while code is None and signal.sigwait(_SIGNALS) == signal.SIGCHLD:
         code = _reap().get(child)
@@ -86,7 +87,10 @@ def _wait(child: int, is_keeper: bool) -> int:
 
 
 def _end(keeper: int) -> int | None:
-    """How it ended once it was told to: it alone knows how the reward's process did. None: not in time."""
+    """Terminate the lower keeper and return its exit code, or None if it did not exit in time.
+
+    Its code matters because it alone knows how the reward's process ended.
+    """
     os.kill(keeper, signal.SIGTERM)
     deadline, code = time.monotonic() + LOWER_S, None
     while code is None and signal.sigtimedwait({signal.SIGCHLD}, max(0.0, deadline - time.monotonic())):
@@ -95,7 +99,7 @@ def _end(keeper: int) -> int | None:
 
 
 def _reap() -> dict[int, int]:
-    """Exit codes of the children that have ended, by process id."""
+    """Reap the children that have ended. Returns their exit codes by process id."""
     found: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (waited := os.waitpid(-1, os.WNOHANG))[0]:
@@ -104,9 +108,9 @@ def _reap() -> dict[int, int]:
 
 
 def _leave(code: int) -> NoReturn:
-    """End as the child did, for whoever waits for this process."""
+    """Exit as the child did, so that the parent sees the same code or signal."""
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the reward's core says more
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the reward's own core dump is useful
         number = -code
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)

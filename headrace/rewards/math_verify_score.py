@@ -1,4 +1,4 @@
-"""Built-in reward `math_verify`: 1 when the response's answer equals the ground truth, as mathematics."""
+"""Built-in reward `math_verify`: 1 if the response's answer is mathematically equal to the ground truth."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from math_verify import parse, verify  # type: ignore[import-untyped]
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
 ) -> dict[str, Any]:
-    """`ground_truth`: an expression or LaTeX, with or without dollar signs.
+    """Score a response. `ground_truth`: an expression or LaTeX, with or without dollar signs.
 
-    A response without an answer that can be read is worth 0. The answer as it was read is `pred`.
-    Raises ValueError when the ground truth itself cannot be read: that is the data's fault.
+    A response without a parsable answer scores 0. `pred` is the parsed answer. Raises ValueError when the
+    ground truth itself cannot be parsed, which is an error in the data.
     """
     gold = parse(ground_truth)
     if not gold:

@@ -1,19 +1,19 @@
-"""A reward function in processes of its own, with a deadline and a memory limit.
+"""Runs a reward function in processes of its own, with a deadline and a memory limit.
 
 What this module guarantees:
 
-- Every call ends: with a result, or with a RewardError once the function raised, returned no number, took
-  longer than `timeout_s` (counted from its own start, not from that of a call before it), or ended its
-  process. A process that hangs is killed with all that it started, whatever session that is in, and replaced.
-- Nothing that a function started outlives its process, nor the process that has the pool (`keeper`).
-- A call is blamed only for what it did itself. Calls that wait behind one that hangs or crashes are given to
-  another process. When a process with several coroutines under way dies, each of them is run again alone.
-- The run's token and its Redis URL are in the environment neither of a function's process nor of one above
-  it. Against a function that looks for them this is no protection: it can read what the run's user can.
+- Every call ends: with a result, or with a RewardError if the function raised, returned no number, took
+  longer than `timeout_s` (counted from its own start, not from an earlier call's), or ended its process. A
+  process that hangs is killed with all that it started, in any session, and replaced.
+- Nothing that a function started outlives its process, or the process that owns the pool (`keeper`).
+- A call is blamed only for what it did itself. Calls queued behind one that hangs or crashes go to another
+  process. When a process dies with several coroutines in progress, each of them is run again alone.
+- Neither a function's process nor its keepers have the run's token or Redis URL in their environment. This
+  does not protect against a function that looks for them: it can read whatever the run's user can.
 
-There is one process; more are started, up to `max_processes`, while none gets on or the calls that wait would
-take one too long.
-Calls are sent ahead, as many as a process does in `_AHEAD_S`, so that tiny functions do not wait for us.
+The pool starts with one process. It adds more, up to `max_processes`, while none makes progress or the
+backlog is too long. Calls are sent ahead, as many as a process handles in `_AHEAD_S`, so that tiny functions
+do not wait for the round trip.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from headrace.service.module_command import module_command
 log = logging.getLogger("headrace.reward")
 
 LOAD_S = 60.0
-"""Longest import of a function."""
+"""Longest time to import a function."""
 _GROW_S = 0.25
-"""Standstill after which another process is started."""
+"""Time without progress after which another process is started."""
 _BACKLOG_S = 0.5
-"""Work that waits, in seconds of the present processes, for which another one is started."""
+"""Backlog for which another process is started, in seconds of work for the current ones."""
 _AHEAD_S = 0.02
 _DEEPEST = 64
 _CONCURRENT = 64
-"""Coroutines at once in one process."""
+"""Most coroutines in progress in one process."""
 _GRACE_S = 2.0
-"""How much longer than its deadline a coroutine may take to be cancelled and to say so."""
+"""Time after its deadline in which a coroutine must be cancelled and reported."""
 
 
 @dataclass(eq=False)
@@ -59,18 +59,18 @@ class _Call:
     arguments: list[Any]
     future: asyncio.Future[Judged]
     alone: bool = False
-    """Was under way in a process that died: it shares its next one with nobody."""
+    """The call was in progress when its process died. It runs alone next, to find out if it was to blame."""
     began: float = 0.0
 
 
 @dataclass
 class FunctionPool:
-    """A `Source`. Not started before `start`, or the first call."""
+    """A `Source` that calls a function. The first process starts with `start` or the first call."""
 
     path: str
     name: str
     key: str
-    """The section of the configuration that names the function, for messages."""
+    """The configuration section that names the function, for error messages."""
     timeout_s: float
     max_processes: int = 4
     memory_limit_bytes: int = 4 * 1024**3
@@ -104,7 +104,7 @@ class FunctionPool:
         return await call.future
 
     async def close(self) -> None:
-        """Kill the processes; calls under way, and those that wait, fail."""
+        """Kill the processes. Pending and waiting calls fail."""
         self._closed = True
         self._fail_waiting("the reward was closed")
         if self._watching is not None:
@@ -145,7 +145,7 @@ class FunctionPool:
         return process
 
     async def _watch(self) -> None:
-        """Kill what is past its deadline; add a process while calls wait and nothing gets on."""
+        """Kill processes past their deadline, and add one when waiting calls make no progress."""
         tick = min(max(self.timeout_s / 10, 0.01), _GROW_S)
         while self._waiting or any(p.pending or not p.is_ready for p in self._processes):
             await asyncio.sleep(tick)
@@ -153,7 +153,7 @@ class FunctionPool:
             for process in list(self._processes):
                 process.check(now)
             if self._waiting and self._needs_another(now):
-                with contextlib.suppress(OSError):  # those that are there go on
+                with contextlib.suppress(OSError):  # the existing processes carry on
                     self._spawn()
 
     def _needs_another(self, now: float) -> bool:
@@ -166,14 +166,14 @@ class FunctionPool:
     # -- what the processes call -----------------------------------------------------------------
 
     def _gone(self, process: _Process, innocent: list[_Call]) -> None:
-        """The process is no more; `innocent` calls of it start anew."""
+        """Remove a process that has ended, and requeue its `innocent` calls."""
         self._processes.remove(process)
         self._waiting.extendleft(reversed([c for c in innocent if not c.future.done()]))
         if self._waiting and not self._closed:
             self._dispatch()
 
     def _could_not_load(self, error: RewardError) -> None:
-        """No other process would do better: everything that waits fails."""
+        """Fail all waiting calls if no process has ever loaded the function: another would fail too."""
         if not any(p.is_ready for p in self._processes):
             self._fail_waiting(str(error))
 
@@ -192,13 +192,13 @@ class _Process(asyncio.Protocol):
         self._decoder = frames.Decoder()
         self._transport: asyncio.Transport | None = None
         self.pending: dict[int, _Call] = {}
-        """Sent and unanswered, in the order of sending."""
+        """Calls sent and not yet answered, in sending order."""
         self.is_ready = False
         self.concurrent = False
         self.progress = time.monotonic()
-        """When it last answered, or began with the oldest call."""
+        """Monotonic time of its last answer, or of the start of its oldest call."""
         self.mean_s = _AHEAD_S
-        """Seconds from one answer to the next, of late."""
+        """Moving average of the seconds between answers."""
         self._blame = ""
         self._leaving = False
         self.ended = asyncio.Event()
@@ -233,7 +233,7 @@ class _Process(asyncio.Protocol):
     # -- calls -----------------------------------------------------------------------------------
 
     def takes(self, call: _Call) -> bool:
-        """Whether it has room for one more."""
+        """Whether the process has room for one more call."""
         if not self.is_ready or self._blame or self._leaving:
             return False
         if call.alone or any(c.alone for c in self.pending.values()):
@@ -250,13 +250,13 @@ class _Process(asyncio.Protocol):
         self._transport.write(frame)
 
     def check(self, now: float) -> None:
-        """Kill it when a call, or its start, is past the deadline."""
+        """Kill the process if a call, or loading the function, is past its deadline."""
         if not self.is_ready:
             if now - self.progress > LOAD_S:
                 self.kill(f"it did not load within {LOAD_S:g} s")
             return
         limit = self._pool.timeout_s
-        if self.concurrent:  # it cancels by itself; this is for one that blocks its event loop
+        if self.concurrent:  # the process cancels coroutines itself; this catches a blocked event loop
             late = any(now - c.began > limit + _GRACE_S for c in self.pending.values())
         else:
             late = bool(self.pending) and now - self.progress > limit
@@ -264,11 +264,11 @@ class _Process(asyncio.Protocol):
             self.kill(f"the reward took longer than {limit:g} s")
 
     def kill(self, blame: str) -> None:
-        """With everything that it started, sessions of their own or not: its keeper sees to that."""
+        """Kill the process. Its keeper kills everything that it started, in any session."""
         self._blame = self._blame or blame
         self._popen.send_signal(signal.SIGTERM)
         if self._transport is not None:
-            self._transport.abort()  # what it started may keep the other end open for ever
+            self._transport.abort()  # a descendant may keep the other end open forever
 
     # -- what it says ----------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class _Process(asyncio.Protocol):
         self.ended.set()
 
     def _wait(self) -> int:
-        """The exit code, once nothing is left of what it started."""
+        """Wait until the process and everything that it started are gone. Returns the exit code."""
         try:
             return self._popen.wait(KILL_S + _GRACE_S)
         except subprocess.TimeoutExpired:  # the function has stopped its keeper
@@ -344,7 +344,7 @@ class _Process(asyncio.Protocol):
             return self._popen.wait()
 
     def _sentence(self, calls: list[_Call]) -> tuple[list[_Call], list[_Call]]:
-        """(those whose fault it was, those that start anew)."""
+        """Split the pending calls into (those to blame for the end, those to run again)."""
         if self._leaving:
             return [], calls
         if self._pool._closed:
@@ -362,7 +362,7 @@ class _Process(asyncio.Protocol):
 
 
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Raises OSError."""
+    """Start a keeper, which forks the reward's process. Raises OSError."""
     return subprocess.Popen(
         module_command("headrace.rewards.keeper", str(connection.fileno()), str(os.getpid())),
         stdin=subprocess.DEVNULL,
@@ -374,7 +374,7 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _exit(code: int) -> str:
-    """An exit code, for people."""
+    """A readable description of an exit code."""
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"ended with {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""The prompt beside the response, for rewards that read both."""
+"""Passes the prompt to rewards that read it along with the response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def with_prompt(row: DataRow) -> dict[str, Any]:
-    """The row's `extra_info`, and under `prompt` what it asks: text, or a list of chat messages."""
+    """The row's `extra_info` plus its `prompt`: text, or a list of chat messages."""
     prompt = row.prompt
     if not isinstance(prompt, str):
         return {**row.extra_info, "prompt": [{"role": m.role, "content": m.content} for m in prompt]}

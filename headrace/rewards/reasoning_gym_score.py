@@ -1,7 +1,7 @@
 """Built-in reward `reasoning_gym`: each data set's own `score_answer`.
 
-`extra_info["reasoning_gym"]` of the row is {"dataset": name, "entry": {"question", "answer", "metadata"}},
-as rows of `reasoning_gym:NAME` have it.
+The row's `extra_info["reasoning_gym"]` is {"dataset": name, "entry": {"question", "answer", "metadata"}}, as
+in rows of `reasoning_gym:NAME`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
 
 @functools.cache
 def scoring(dataset: str) -> Callable[[str | None, dict[str, Any]], float]:
-    """`score_answer` of the data set. Raises ValueError or ImportError, with what to do."""
+    """The data set's `score_answer`. Raises ValueError or ImportError with a message that says what to do."""
     known = reasoning_gym.factory.DATASETS
     if dataset not in known:
         raise ValueError(f"reasoning_gym has no data set {dataset!r}")
@@ -40,7 +40,7 @@ def scoring(dataset: str) -> Callable[[str | None, dict[str, Any]], float]:
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
 ) -> float:
-    """What the data set itself says; most give 1 for the right answer and something between for near ones."""
+    """Score with the data set's own function. Most give 1 if right and partial credit for near misses."""
     about = extra_info.get("reasoning_gym")
     if not isinstance(about, dict) or not isinstance(about.get("entry"), dict):
         raise ValueError(

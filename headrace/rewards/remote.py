@@ -1,9 +1,11 @@
-"""Rewards over HTTP: services of your own, and reward models behind vLLM's server.
+"""Rewards over HTTP: your own services, and reward models behind vLLM's server.
 
-What this module guarantees: at most `concurrency` requests at once; a call ends within `timeout_s` of its
-first request, with all its repetitions; no answer, 429 and 5xx are tried again with growing pauses, anything
-else is an error at once. Redirects are not followed, so the token goes to nobody else, and it appears in no
-message and no log.
+What this module guarantees:
+
+- At most `concurrency` requests are in flight.
+- A call ends within `timeout_s` of its first request, retries included. No answer, 429 and 5xx are retried
+  with growing pauses. Anything else is an error at once.
+- Redirects are not followed, so the token goes to no other server. It appears in no message and no log.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from headrace.rewards.source import Judged, Response
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 _SHOWN = 300
-"""Characters of an answer in an error message."""
+"""Most characters of a response body in an error message."""
 
 
 class _Again(Exception):
-    """The request may succeed later; `pause_s` is what the server asked for."""
+    """The request may succeed later. `pause_s`: the delay that the server asked for, if any."""
 
     def __init__(self, why: str, pause_s: float | None = None) -> None:
         super().__init__(why)
@@ -34,12 +36,12 @@ class _Again(Exception):
 
 
 class Door:
-    """One HTTP endpoint. `post` in, JSON out."""
+    """One HTTP endpoint that takes and returns JSON."""
 
     def __init__(
         self, key: str, url: str, timeout_s: float, concurrency: int, retries: int, token_env: str | None
     ) -> None:
-        """`key`: the section of the configuration, for messages."""
+        """`key`: the configuration section, for error messages."""
         self._key, self._url = key, url
         self._timeout_s, self._retries = timeout_s, retries
         self._concurrency, self._token_env = concurrency, token_env
@@ -47,7 +49,7 @@ class Door:
         self._client: httpx.AsyncClient | None = None
 
     def open(self) -> httpx.AsyncClient:
-        """Raises RewardError when the token is missing."""
+        """Create the client, once. Raises RewardError when the token is missing."""
         if self._client is None:
             headers = {}
             if self._token_env is not None:
@@ -76,7 +78,7 @@ class Door:
             self._client = None
 
     async def post(self, body: Any) -> Any:
-        """The answer's JSON. Raises RewardError."""
+        """Post `body` as JSON and return the decoded answer. Raises RewardError."""
         client = self.open()
         async with self._places:
             last = ""
@@ -123,7 +125,7 @@ class Door:
 
 
 def _asked_pause_s(answer: httpx.Response) -> float | None:
-    """Retry-After in seconds; its other form, a date, is ignored."""
+    """The Retry-After header in seconds. Its date form is ignored."""
     try:
         return max(0.0, float(answer.headers.get("retry-after", "")))
     except ValueError:
@@ -131,7 +133,7 @@ def _asked_pause_s(answer: httpx.Response) -> float | None:
 
 
 class HttpReward:
-    """A `Source`: a service that gets what `compute_score` gets, as JSON, and answers what it returns."""
+    """A `Source`: a service that takes `compute_score`'s arguments as JSON and answers with its result."""
 
     def __init__(
         self,
@@ -167,9 +169,9 @@ class HttpReward:
 class RewardModel:
     """A `Source`: a model behind `vllm serve MODEL --runner pooling`.
 
-    It reads the prompt (`extra_info["prompt"]`) and the response: as a chat, rendered with the reward
-    model's own template, where the prompt is one, else as one text. `score` sends them as two texts, for
-    models that compare. The score is the model's raw output, without an activation.
+    The model reads the prompt (`extra_info["prompt"]`) and the response. If the prompt is a chat, both are
+    rendered with the reward model's own template, else they are concatenated. The endpoint `score` sends them
+    as two texts instead, for models that compare. The score is the model's raw output, without an activation.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class RewardModel:
 
 
 def request_body(endpoint: str, prompt: Any, solution: str) -> dict[str, Any]:
-    """Prompt (text, or chat messages) and response as vLLM's pooling endpoints take them."""
+    """Build a request to a vLLM pooling endpoint from the prompt (text or chat messages) and the response."""
     chat = prompt if isinstance(prompt, list) else None
     if endpoint == "score":
         text = "\n".join(str(m["content"]) for m in chat) if chat is not None else str(prompt)
@@ -217,13 +219,13 @@ def request_body(endpoint: str, prompt: Any, solution: str) -> dict[str, Any]:
 
 
 def read_score(endpoint: str, answer: Any, index: int) -> Any:
-    """The number in an answer of vLLM's pooling endpoints. Raises RewardError when there is none."""
+    """Extract the number from a vLLM pooling endpoint's answer. Raises RewardError when there is none."""
     try:
         (data,) = answer["data"]
         if endpoint == "score":
             return data["score"]
         outputs = data["probs"] if endpoint == "classify" else data["data"]
-        while outputs and isinstance(outputs[0], list):  # one for each token: the last counts
+        while outputs and isinstance(outputs[0], list):  # per-token outputs: the last one counts
             outputs = outputs[-1]
         return outputs[index]
     except (KeyError, TypeError, IndexError, ValueError):

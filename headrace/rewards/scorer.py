@@ -1,4 +1,4 @@
-"""The run's reward: its sources, each with a weight, added up."""
+"""The run's reward: a weighted sum of its sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.config.run import RunConfig
 
 ONLY = ""
-"""Name of the source of a `custom_reward_function`: its parts keep their own names."""
+"""Name of the source that a `custom_reward_function` becomes. Its parts keep their own names."""
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,32 @@ class Weighted:
 
 
 class Scorer:
-    """Judges responses by every source at once. A source that fails fails the whole."""
+    """Judges responses with all sources concurrently. If one source fails, the whole score fails."""
 
     def __init__(self, sources: Mapping[str, Weighted]) -> None:
-        """`sources` by name; the name `ONLY` stands for itself alone."""
+        """`sources`: by name. A source named `ONLY` must be the only one."""
         self._sources = dict(sources)
 
     async def start(self) -> None:
-        """Load functions, look for tokens. Raises RewardError for the first source that is not usable."""
+        """Load functions and look up tokens. Raises RewardError for the first unusable source."""
         await asyncio.gather(*(w.source.start() for w in self._sources.values()))
 
     async def close(self) -> None:
-        """Let go of processes and connections. Calls that are under way fail."""
+        """Release processes and connections. Calls in progress fail."""
         await asyncio.gather(*(w.source.close() for w in self._sources.values()))
 
     async def score(
         self, data_source: str, solution: str, ground_truth: str, extra_info: dict[str, Any]
     ) -> tuple[float, dict[str, float]]:
-        """(reward, parts). Raises RewardError, with the function's traceback in its text."""
+        """Return (reward, parts). Raises RewardError, with the function's traceback in its text."""
         judged = await self._judge(Response(data_source, solution, ground_truth, extra_info))
         return judged.score, judged.parts
 
     async def judge(
         self, data_source: str, solution: str, ground_truth: str, extra_info: dict[str, Any]
     ) -> tuple[float, str]:
-        """The reward, and the answer that counts in a majority vote: the first `pred` of a source, or the
-        solution as a whole. Raises as `score`."""
+        """Return (reward, answer for majority votes). The answer is the first source's `pred`, or else the
+        whole solution. Raises as `score` does."""
         judged = await self._judge(Response(data_source, solution, ground_truth, extra_info))
         return judged.score, solution if judged.answer is None else judged.answer
 
@@ -61,7 +61,7 @@ class Scorer:
             return await only.source.judge(response)
         calls = [self._named(name, w.source, response) for name, w in self._sources.items()]
         found = await asyncio.gather(*calls, return_exceptions=True)
-        for result in found:  # all have ended by now: nothing of a response that failed goes on
+        for result in found:  # raised only now, when all have ended: no call outlives a failed response
             if isinstance(result, BaseException):
                 raise result
         judged = {name: j for name, j in zip(self._sources, found, strict=True) if isinstance(j, Judged)}
@@ -76,7 +76,7 @@ class Scorer:
 
 
 def add_up(judged: Mapping[str, Judged], weights: Mapping[str, float]) -> Judged:
-    """The weighted sum. The parts are each source's score under its name, and its parts as `name/part`."""
+    """Compute the weighted sum. Its parts are each source's score as `name` and its parts as `name/part`."""
     score = sum(weights[name] * j.score for name, j in judged.items())
     if not math.isfinite(score) or abs(score) > 3.4e38:
         raise RewardError(f"the weighted sum of the rewards is {score}")
@@ -89,7 +89,7 @@ def add_up(judged: Mapping[str, Judged], weights: Mapping[str, float]) -> Judged
 
 
 def build_scorer(config: RunConfig) -> Scorer:
-    """The reward of the configuration. Nothing is loaded or started yet. Raises RewardError."""
+    """Build the configured reward, without loading or starting anything. Raises RewardError."""
     from headrace.rewards.pool import FunctionPool
 
     custom, reward = config.custom_reward_function, config.reward

@@ -1,4 +1,4 @@
-"""The one contract of rewards: a response goes in, what it is worth comes out."""
+"""The interface of all rewards: a response goes in, its score comes out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Response:
-    """What is judged, and what it is judged by."""
+    """A response to judge, with what the reward needs to judge it."""
 
     data_source: str
     solution: str
@@ -24,7 +24,7 @@ class Judged:
     parts: dict[str, float]
     """Kept as metrics."""
     answer: str | None
-    """What counts in a majority vote; None: the response as a whole."""
+    """The answer that counts in a majority vote. None: the whole response."""
 
 
 class Source(Protocol):
@@ -37,4 +37,4 @@ class Source(Protocol):
         """Ends within the source's deadline. Raises RewardError."""
 
     async def close(self) -> None:
-        """Let go of processes and connections."""
+        """Release processes and connections."""

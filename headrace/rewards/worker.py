@@ -1,12 +1,12 @@
-"""What a reward's process does: `serve(descriptor)`, called by its keeper (`headrace.rewards.keeper`).
+"""The program of a reward's process: its keeper (`headrace.rewards.keeper`) calls `serve(descriptor)`.
 
-The descriptor is a socket to the pool (`frames` has the messages). A plain function is called here one call
-after the other, in the main thread, where libraries that use signals for their own time limits work; a
-coroutine function runs in an event loop, with as many calls at once as the pool sends. The pool keeps the
-deadline and kills what is past it; a coroutine is cancelled here first.
+The descriptor is a socket to the pool (messages: see `frames`). A plain function runs in the main thread, one
+call at a time, because libraries that implement time limits with signals work only there. A coroutine
+function runs in an event loop, with as many concurrent calls as the pool sends. The pool enforces the
+deadline by killing the process. A late coroutine is cancelled here before that.
 
-What the function prints goes to stderr, its stdin is empty. Its memory is limited with RLIMIT_DATA: private
-writable memory, so that address space which libraries only reserve (torch, CUDA) does not count.
+What the function prints goes to stderr, and its stdin is empty. RLIMIT_DATA limits its memory. It counts
+private writable memory only, not address space that libraries (torch, CUDA) merely reserve.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from headrace.rewards.function import RewardError, RewardFunction, bind_argument
 from headrace.system import terminal
 
 CANCEL_S = 1.0
-"""How long a coroutine that is past its deadline may take to clean up."""
+"""Time that a cancelled coroutine has to clean up."""
 _TRACEBACK = 3500
 _FULL = 0.8
-"""Share of the memory limit beyond which a process that had an error is replaced."""
+"""Fraction of the memory limit above which a process is replaced after an error."""
 
 
 def answer_of(result: Any) -> str | None:
-    """`pred` of a reward's dictionary: what counts in a majority vote."""
+    """The `pred` of a reward's dictionary, which counts in a majority vote."""
     answer = result.get("pred") if isinstance(result, dict) else None
     return None if answer is None else str(answer)
 
@@ -109,7 +109,7 @@ class _Process:
             self._leave_if_full(error)
 
     def _leave_if_full(self, error: BaseException) -> None:
-        """Memory that the function keeps would make every later call fail as well."""
+        """End the process if memory is nearly used up: what the function keeps would fail later calls too."""
         with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[5]) * resource.getpagesize()
         if isinstance(error, MemoryError) or used > _FULL * self._memory:
@@ -151,7 +151,7 @@ class _Process:
             frame = _success(number, result) if error is None else _failure(number, error)
         except BaseException as caught:  # user code
             frame, error = _failure(number, caught), caught
-        async with self._sending:  # or the rest of one frame could come after the start of another
+        async with self._sending:  # frames must not interleave
             await asyncio.get_running_loop().sock_sendall(self._connection, frame)
             if error is not None:
                 self._connection.setblocking(True)
@@ -160,7 +160,7 @@ class _Process:
 
 
 async def _held(call: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """(result, exception): SystemExit in a task would end the event loop."""
+    """Return (result, exception) instead of raising: SystemExit in a task would end the event loop."""
     try:
         return await call, None
     except asyncio.CancelledError:
@@ -174,7 +174,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _end() -> NoReturn:
-    """End at once: threads and exit handlers that the function has left do not hold it up."""
+    """Exit at once, without waiting for the function's threads and exit handlers."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -182,8 +182,8 @@ def _end() -> NoReturn:
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Run the function that the pool names until the pool hangs up."""
-    terminal.guard()  # a function that prints a response means no harm
+    """Serve calls of the function that the pool names until the pool closes the connection."""
+    terminal.guard()  # a function may print a response, whose control characters must not reach a terminal
     with contextlib.suppress(ConnectionError, frames.FrameError):
         _Process(socket.socket(fileno=descriptor)).main()
     _end()
