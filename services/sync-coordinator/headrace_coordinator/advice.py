@@ -1,4 +1,4 @@
-"""After every sync: how many rollouters are advised, as a metric and for `headrace status`.
+"""Recommends a number of rollouters after every sync, as a metric and for `headrace status`.
 
 Nothing depends on it: what cannot be read or written is left out until the next sync.
 """
@@ -32,7 +32,7 @@ class Adviser:
         self._seen: Mapping[str, RolloutTelemetry] = {}
 
     def follow(self, config: RunConfig) -> None:
-        """From the next sync on."""
+        """Adopt a changed configuration from the next sync on."""
         self._config = config
 
     async def run(self) -> None:
@@ -46,7 +46,7 @@ class Adviser:
                     log.warning("no advice after this sync", extra={"error": str(error)})
 
     async def _begin(self) -> None:
-        """With what was advised last, or what the run starts with: an autoscaler may obey at once."""
+        """Start from the last recommendation, or the run's initial number: an autoscaler may act at once."""
         run, advised = self._config.name, self._config.rollout.replicas
         try:
             kept = recommendation.decode(await self._ledger.redis.get(recommendation.recommendation_key(run)))

@@ -1,4 +1,4 @@
-"""The open streams: one per rollouter, one of the trainer. Every command carries the term."""
+"""The open streams: one per rollouter and one of the trainer. Every command carries the term."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class MemberConnection:
     workers: int
     version: int
     paused: bool
-    """It has said so, and was sent no resume since. One that was expired while it ran, and is asked to pause,
-    says so when it can."""
+    """It has reported a pause and has been sent no resume since. A rollouter that was expired while running
+    is asked to pause and reports it when it can."""
     outgoing: asyncio.Queue[pb.MemberCommand | None] = field(default_factory=asyncio.Queue)
     """None ends the stream."""
     tokens: int = 0
-    """Progress of running work while it is let finish: tokens generated so far."""
+    """Tokens generated so far: progress while a pause lets running work finish."""
     unheard: bool = False
-    """Its lease ended though its stream is up: it may be frozen. Until it says that it has paused."""
+    """Its lease expired though its stream is up, so it may be frozen. Reset when it reports a pause."""
     asked_to_pause: bool = False
-    """Outside of a round, to be taken in again."""
+    """Asked to pause outside of a round, so that it can be admitted again."""
     not_before: float = 0.0
-    """Monotonic seconds: an admission that was refused is not tried again at once."""
+    """Monotonic time before which a refused admission is not retried."""
     nccl: str = ""
     """The version that carries its weights; empty with another transport."""
 
@@ -42,8 +42,11 @@ class TrainerConnection:
 
 
 def other_nccl(trainer: TrainerConnection | None, member: MemberConnection) -> str:
-    """Why the two can make no group: NCCL refuses peers of another version. "" when they can, or when there
-    is no trainer yet. A peer that names none (another transport, an older image) fits only its like."""
+    """Why the two cannot form a group, or "" if they can or there is no trainer yet.
+
+    NCCL refuses peers of another version. A peer that reports none (another transport, an older image)
+    matches only its like.
+    """
     if trainer is None or trainer.nccl == member.nccl:
         return ""
     return (
@@ -53,14 +56,14 @@ def other_nccl(trainer: TrainerConnection | None, member: MemberConnection) -> s
 
 
 class Connections:
-    """Who is connected, and the sending. Nothing is sent to who is not there."""
+    """Tracks who is connected and sends commands. Commands to absent peers are dropped."""
 
     def __init__(self) -> None:
         self.term = 0
         self.members: dict[str, MemberConnection] = {}
-        """Who is connected, whether it takes part or not."""
+        """Connected rollouters by incarnation, members or not."""
         self.taking_part: set[str] = set()
-        """Who does, by the last reading of the ledger. What runs in others is not theirs any more."""
+        """The members as of the last read of the ledger. Other rollouters no longer own what they run."""
         self.trainer: TrainerConnection | None = None
 
     def send(self, connection: MemberConnection, command: pb.MemberCommand) -> None:
@@ -68,7 +71,7 @@ class Connections:
         connection.outgoing.put_nowait(command)
 
     def send_member(self, name: str, command: pb.MemberCommand) -> bool:
-        """False when it is not connected."""
+        """Send a command. Returns False when the rollouter is not connected."""
         if (connection := self.members.get(name)) is None:
             return False
         self.send(connection, command)
@@ -80,13 +83,13 @@ class Connections:
             self.trainer.outgoing.put_nowait(command)
 
     def resume(self, connection: MemberConnection, version: int, canary: pb.Canary) -> None:
-        # From here on it may be generating: it has to say that it has paused before it is sent anything.
+        # From here on it may be generating. It must report a pause before weights are sent to it.
         connection.paused = connection.asked_to_pause = False
         connection.version = version
         self.send(connection, pb.MemberCommand(resume=pb.Resume(version=version, canary=canary)))
 
     def expel(self, connection: MemberConnection, reason: str) -> None:
-        """Tell it that it was expired, and end its stream: it takes part in nothing any more."""
+        """Tell a rollouter that it was expired, and end its stream."""
         if self.members.get(connection.incarnation) is connection:
             del self.members[connection.incarnation]
         self.send(connection, pb.MemberCommand(expelled=pb.Expelled(reason=reason)))

@@ -1,8 +1,8 @@
-"""The trainer's nodes: who is there, and the launch that they are in.
+"""Tracks the trainer's nodes and their current launch.
 
 A launch is one start of every rank on every node, under an id that is used once. It begins when as many
-launchers wait as the run has nodes, and it is over for all of them as soon as it is for one: what is left
-of it could only wait for ranks that do not come back. They meet at a store that the first of them serves.
+launchers wait as the run has nodes. When it ends on one node it ends on all, since the other ranks could only
+wait for those that do not come back. Its ranks meet at a store that the first node serves.
 
 | event                                  | next                                                         |
 |----------------------------------------|--------------------------------------------------------------|
@@ -13,8 +13,8 @@ of it could only wait for ranks that do not come back. They meet at a store that
 | a launcher comes back with its launch  | it goes on; also after a restart of this process             |
 | with one that is over                  | it is told to stop, and waits for the next                   |
 
-Nothing here survives a restart: what runs is learned anew from the launchers that come back. A launch whose
-end this process has seen does not begin again with a launcher that comes back late.
+Nothing here survives a restart: the coordinator learns what runs from the launchers that reconnect. A launch
+whose end this process has seen is not revived by a launcher that reconnects late.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from headrace.v1 import sync_pb2 as pb
 log = logging.getLogger("headrace.coordinator")
 
 GRACE_S = 10.0
-"""How long a stream may be lost; what a launcher needs to come back, with some room."""
+"""Seconds that a stream may be lost: what a launcher needs to reconnect, with a margin."""
 IN_ORDER = (0, 75)
-"""Exit codes of ranks that were complete, or were told to stop."""
+"""Exit codes of ranks that completed (0) or were asked to stop (75)."""
 
 
 @dataclass(eq=False)
@@ -64,22 +64,22 @@ class Launches:
     ) -> None:
         self.nodes = nodes
         self.launch = ""
-        """The one that is on; empty for none."""
+        """Id of the running launch, or ""."""
         self._grace_s = grace_s
         self._new_id = new_id
         self._clock = clock
         self._waiting: dict[str, Node] = {}
         self._members: dict[str, Node | None] = {}
-        """Of the launch that is on; None: its stream is lost."""
+        """Nodes of the running launch by name. None: the node's stream is lost."""
         self._lost: dict[str, float] = {}
-        """Since when, by node; "" for those that an earlier coordinator knew and that have not come back."""
+        """Time of loss by node. "" stands for nodes of an earlier coordinator that have not come back."""
         self._ended: set[str] = set()
         self._past: set[str] = set()
-        """Launches that are over."""
+        """Ids of launches that are over."""
 
     def joined(self, node: Node, launch: str) -> None:
-        """A launcher's hello; `launch` is what runs there, empty when it waits for one."""
-        if launch and not self.launch and launch not in self._past:  # this process has started anew meanwhile
+        """Handle a launcher's hello. `launch`: what runs there, or "" when it waits for one."""
+        if launch and not self.launch and launch not in self._past:  # this process was restarted meanwhile
             self.launch = launch
             self._lose("")
         if launch:
@@ -100,7 +100,7 @@ class Launches:
         self._start()
 
     def ended(self, node: Node, code: int) -> None:
-        """The ranks of a node are gone, with the launcher's exit code for it."""
+        """Handle the end of a node's ranks. `code`: the launcher's exit code for them."""
         node.outgoing.put_nowait(None)
         if self._members.get(node.name) is not node:
             return
@@ -112,7 +112,7 @@ class Launches:
             self._start()
 
     def left(self, node: Node) -> None:
-        """The stream is gone; the ranks may be, too."""
+        """Handle a lost stream. The ranks may be gone too."""
         if self._waiting.get(node.name) is node:
             del self._waiting[node.name]
         elif self._members.get(node.name) is node and node.name not in self._ended:

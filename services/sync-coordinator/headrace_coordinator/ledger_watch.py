@@ -1,4 +1,4 @@
-"""Whether Redis still takes our password and has our ledger, and a sign of life of the run there."""
+"""Checks that Redis still accepts our password and has our ledger, and marks the run there as alive."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _EVERY_S = 1.0
 
 
 async def watch_ledger(ledger: AsyncLedger) -> NoReturn:
-    """Gives signs of life there. Raises LoginRefused and LedgerWentBack. An outage is the matter of whoever
-    needs Redis."""
+    """Mark the run as alive, forever. Raises LoginRefused and LedgerWentBack.
+
+    An outage is ignored here: callers that need Redis handle it.
+    """
     while True:
         await asyncio.sleep(_EVERY_S)
         try:

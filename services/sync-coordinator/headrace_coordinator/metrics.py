@@ -1,4 +1,4 @@
-"""Turns what the coordinator does into its metrics."""
+"""Updates the coordinator's metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Canary:
         self._largest = 0.0
 
     def reported(self, version: int, difference: float) -> None:
-        """NaN, which compares with nothing, counts as infinite."""
+        """Take a member's report. NaN, which compares with nothing, counts as infinite."""
         shown = math.inf if math.isnan(difference) else difference
         self._largest = max(shown, self._largest) if version == self._version else shown
         self._version = version
@@ -31,7 +31,7 @@ CANARY = Canary()
 
 
 def follow(config: RunConfig, connections: Connections) -> None:
-    """Show `connections` as they are at each scrape."""
+    """Report the state of `connections` at each scrape."""
     table.CANARY_TOLERANCE.set(config.canary_limit)
     table.CONNECTED.set_function(lambda: len(connections.members))
     table.TAKING_PART.set_function(lambda: len(connections.taking_part))

@@ -1,4 +1,4 @@
-"""The life of the coordinator: its server, the driver of its rounds, what runs beside them, and their end."""
+"""The life of the coordinator: runs its server, the driver of its rounds and side tasks, and ends them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def _serve(args: argparse.Namespace) -> int:
     await asyncio.wait({work, watch, stopped}, return_when=asyncio.FIRST_COMPLETED)
     servicer.close()
     await server.stop(grace=1.0)
-    # Neither ever returns: what is done has failed, and the process starts anew. Both may have, of one cause.
+    # Neither returns normally: a finished task has failed, and the process restarts. One cause may end both.
     failures = [failure for task in (work, watch) if task.done() and (failure := task.exception())]
     if failures:
         raise failures[0]
@@ -107,17 +107,17 @@ async def _serve(args: argparse.Namespace) -> int:
 
 
 async def _for_ever(name: str, part: Callable[[], Awaitable[None]]) -> None:
-    """What the run does not depend on: its failure is logged, and it starts again."""
+    """Run a part that the run does not depend on. Its failures are logged, and it is restarted."""
     while True:
         try:
             await part()
-        except Exception:  # a fault of the cluster's side, or our own, must not end the coordinator
+        except Exception:  # a fault of the cluster, or a bug, must not end the coordinator
             log.exception("part failed", extra={"part": name})
         await asyncio.sleep(_AGAIN_S)
 
 
 def _cluster_agent(config: RunConfig, driver: Driver) -> Agent:
-    """Raises ConfigError when it cannot work here."""
+    """Build the cluster agent. Raises ConfigError when it cannot work here."""
     if importlib.util.find_spec("kubernetes") is None:
         raise ConfigError(
             ["kubernetes.enable: the client is missing; install headrace[kubernetes], or leave this out"]

@@ -1,4 +1,4 @@
-"""gRPC front of the driver: turns stream messages into its calls and its commands into messages."""
+"""gRPC front end of the driver: turns stream messages into calls and commands into messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("headrace.coordinator")
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses Headrace calls without the shared token; health and reflection stay open for probes."""
+    """Refuses Headrace calls without the shared token. Health and reflection stay open for probes."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -55,10 +55,10 @@ class CoordinatorServicer(sync_pb2_grpc.CoordinatorServicer):
         self._reports = driver.reports
         self.launches = Launches(driver.config.trainer.nnodes)
         self._open: set[asyncio.Queue[Any]] = set()
-        """What is sent on each stream; None ends it."""
+        """Outgoing queues of the open streams. None ends a stream."""
 
     def close(self) -> None:
-        """End all streams, before the server would break them off."""
+        """End all streams in an orderly way, before the server breaks them off."""
         for outgoing in self._open:
             outgoing.put_nowait(None)
 

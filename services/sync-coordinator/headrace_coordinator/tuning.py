@@ -1,8 +1,8 @@
-"""Watches the configuration file: a ConfigMap that is mounted changes in place, `headrace tune` replaces it.
+"""Watches the configuration file: a mounted ConfigMap changes in place, and `headrace tune` replaces it.
 
-What may change is passed on; a file that changes anything else, or cannot be read, is refused as a whole, and
-the run goes on with what it has. A start takes the file as it is, and refuses what every service refuses
-then: one that cannot be read, is of another run, or lets in more than Redis holds.
+Tunable changes are passed on. A file that changes anything else, or cannot be read, is refused as a whole,
+and the run keeps its configuration. A start takes the file as it is, and refuses what every service refuses
+then: one that cannot be read, belongs to another run, or lets in more than Redis holds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger("headrace.coordinator.tuning")
 
 _LOOK_S = 1.0
 _MEMORY_S = 30.0
-"""How often a file that asks for too much memory is tried again: the server may be given more."""
+"""Seconds between retries of a file that asks for too much memory: the server may be given more."""
 
 Stamp = tuple[int, int, int] | None
-"""Of a file: its inode, when it was written, its size; None when it is not there."""
+"""A file's inode, modification time and size, or None if it does not exist."""
 Follower = Callable[[RunConfig], None]
 
 
@@ -48,9 +48,12 @@ class ConfigWatch:
         followers: Sequence[Follower] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`config`: what this process goes by; `seen`: the stamp of `path` from before that was read, so that
-        what changes during a long start is noticed, too. `client`: of the ledger's server. `followers` are
-        given what was accepted."""
+        """Watch `path`.
+
+        `config`: the configuration in use. `seen`: the stamp of `path` from before that was read, so that a
+        change during a long start is noticed too. `client`: of the ledger's server. `followers` are given
+        each accepted configuration.
+        """
         self._path = path
         self._config = config
         self._driver = driver
@@ -59,7 +62,7 @@ class ConfigWatch:
         self._followers = followers
         self._clock = clock
         self._again_at: float | None = None
-        """When the file is to be looked at again though it has not changed."""
+        """When to check the file again although it has not changed."""
         self._refused = False
         self._waits_for_redis = False
 
@@ -69,7 +72,7 @@ class ConfigWatch:
             await self.look()
 
     async def look(self) -> None:
-        """Once: whether there is something new, and what follows."""
+        """Check the file once, and apply or refuse what has changed."""
         stamp = stamp_of(self._path)
         if stamp is None:
             return
@@ -90,7 +93,7 @@ class ConfigWatch:
                 if not self._waits_for_redis:
                     log.warning("a changed configuration waits for Redis", extra={"error": str(error)})
                 self._waits_for_redis = True
-                return  # nothing is decided: it is new at the next look, too
+                return  # undecided: the file still counts as new at the next look
         self._seen, self._again_at, self._waits_for_redis = stamp, again_at, False
         if lines:
             self._refuse(lines, fresh)
@@ -98,8 +101,10 @@ class ConfigWatch:
             self._accept(found)
 
     async def _outgrown(self, fresh: RunConfig) -> str | None:
-        """Why the server's real memory is not enough. What needs no more than the present is welcome in any
-        case. Raises RedisError."""
+        """Why the server's actual memory is not enough, or None.
+
+        A configuration that needs no more than the current one always passes. Raises RedisError.
+        """
         if needed_bytes(fresh) <= needed_bytes(self._config):
             return None
         return tuning.too_large(fresh, memory_limit(await server_settings(self._client, quiet=True)))
@@ -130,7 +135,7 @@ class ConfigWatch:
 
 
 async def check_memory(config: RunConfig, client: redis.asyncio.Redis) -> None:
-    """At the start, as the queue service does it. Raises ConfigError, and LedgerUnavailable."""
+    """Check the memory at start-up, as the queue service does. Raises ConfigError and LedgerUnavailable."""
     try:
         limit = memory_limit(await server_settings(client, quiet=True))
     except redis.RedisError as error:
@@ -140,7 +145,7 @@ async def check_memory(config: RunConfig, client: redis.asyncio.Redis) -> None:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Changes whenever the file is replaced or written; follows the links of a ConfigMap."""
+    """A stamp that changes whenever the file is replaced or written. Follows a ConfigMap's links."""
     try:
         found = path.stat()
     except OSError:

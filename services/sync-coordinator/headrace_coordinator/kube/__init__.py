@@ -1,1 +1,1 @@
-"""What the coordinator does in a Kubernetes cluster. Optional, and a run goes on without it."""
+"""The coordinator's Kubernetes integration. It is optional, and a run survives its failure."""

@@ -1,4 +1,4 @@
-"""The coordinator in a cluster: pods that go, deletion costs, Events, and the end of the run.
+"""Handles the cluster's side of a run: pods that leave, deletion costs, Events, and the run's completion.
 
 The run never depends on any of it. A call that fails is logged once until it works again, and repeated with a
 growing pause; meanwhile leases do what they do everywhere.
@@ -38,7 +38,7 @@ log = logging.getLogger("headrace.coordinator.kube")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOOK_S = 2.0
 _LASTING_S = 10.0
-"""A watch that ends sooner is not begun again at once."""
+"""A watch that ends sooner is restarted only after a pause, in seconds."""
 
 Seen = tuple[str, Any]
 """From the watching thread: ("list", (pods,)) | ("event", (type, pod)) | ("failed", error) |
@@ -60,12 +60,12 @@ class Agent:
         self._completion = Completion(config.name, driver, cluster, self._try, self._reporter)
 
     def follow(self, config: RunConfig) -> None:
-        """What may change while the run is on, from the next call of the API on."""
+        """Adopt what may change in a running run, from the next API call on."""
         self._settings = config.kubernetes
         self._cluster.timeout_s = config.kubernetes.request_timeout_s
 
     async def run(self) -> None:
-        """For ever. Nothing that the cluster does ends it; an error of ours ends all parts, and it may be
+        """Run forever. Nothing that the cluster does ends this. A bug ends all parts, after which it may be
         called again."""
         stop = threading.Event()
         try:
@@ -101,9 +101,11 @@ class Agent:
                     self._failing -= {"pod_selector", "pods", "watch"}
 
     def _watch(self, tell: Callable[..., None], stop: threading.Event) -> None:
-        """Thread: lists, watches from there while that lasts, and lists again, so that what a watch has
-        missed for whatever reason is found minutes later. Between two lists is a pause, which grows until a
-        watch has told something or has lasted."""
+        """Thread: list the pods, watch from there until the watch ends, and list again.
+
+        Relisting finds within minutes whatever a watch has missed. The pause between two lists grows until a
+        watch has reported something or has lasted.
+        """
         pause, selector = _FIRST_PAUSE_S, ""
         while not stop.is_set():
             try:
@@ -121,7 +123,7 @@ class Agent:
                 if time.monotonic() - began >= _LASTING_S:
                     pause = _FIRST_PAUSE_S
                     continue
-            except Expired:  # in the order of things
+            except Expired:  # expected
                 pass
             except ClusterError as error:
                 tell("failed", error)
@@ -134,7 +136,7 @@ class Agent:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _listed(self, pods: list[Pod]) -> None:
-        """Everything at once: who is of this Deployment and not there has gone, whenever that was."""
+        """Handle a full list. A known pod of this Deployment that is not in it has gone."""
         stats = await self._driver.ledger.run(ops.stats())
         known = {*stats.members, *stats.in_flight_by_owner, *self._driver.connections.members}
         ours = f"{self._settings.rollouter_deployment}-"
@@ -158,7 +160,7 @@ class Agent:
         self._note_leaving()
 
     async def _missing(self, name: str) -> None:
-        """The selector does not find it: it is gone, newer than the list, or at work under other labels."""
+        """Handle a pod that the selector did not find: gone, newer than the list, or relabelled."""
         found = await asyncio.to_thread(self._cluster.pod, name)
         self._failing.discard("pod")
         if found is None or found.ended:
@@ -171,7 +173,7 @@ class Agent:
         left = await self._driver.reports.replica_gone(name)
         was = self.pods.pop(name, None)
         self._cost_set_at.pop(name, None)
-        self._note_leaving()  # not before: it could be taken in once more
+        self._note_leaving()  # only now, else it could be admitted once more
         if was or left:
             metrics.DRAINS.labels(reason="gone" if left else "in_order").inc()
             log.info("rollouter is gone", extra={"pod": name, "taken_back_from": left})
@@ -192,12 +194,12 @@ class Agent:
             there = {name: pod.cost for name, pod in self.pods.items() if not pod.leaving}
             now, every = time.monotonic(), self._settings.deletion_cost_interval_s
             for pod, cost in costs_to_set(there, tokens, self._cost_set_at, now, every).items():
-                self._cost_set_at[pod] = now  # also when it fails: no faster than this
+                self._cost_set_at[pod] = now  # even if it fails, to limit the rate
                 if not await self._try(self._cluster.set_deletion_cost, pod, cost):
-                    break  # the API may be away: not a deadline for each of them
+                    break  # the API may be down: do not spend a deadline per pod
 
     async def _tokens(self) -> dict[str, int] | None:
-        """In flight, by pod; None when nobody can tell."""
+        """Tokens in flight by pod, or None when the telemetry cannot be read."""
         try:
             raw = await self._driver.ledger.redis.hgetall(telemetry.telemetry_key(self._run))
             found = telemetry.decode_all(raw)  # type: ignore[arg-type]
@@ -264,7 +266,7 @@ class Agent:
     # -- failures --------------------------------------------------------------------------------
 
     async def _try(self, call: Callable[..., None], *args: Any) -> bool:
-        """Whether it worked. It has a deadline of its own."""
+        """Make one API call, which has its own deadline. Returns whether it succeeded."""
         try:
             await asyncio.to_thread(call, *args)
         except ClusterError as error:
@@ -284,7 +286,7 @@ class Agent:
         self._failing.add(error.call)
 
     async def _patiently(self, what: str, act: Callable[[], Awaitable[None]]) -> None:
-        """Until it works: what pods have told must not get lost with the ledger away."""
+        """Retry until it succeeds: pod changes must not get lost while the ledger is down."""
         pause = _FIRST_PAUSE_S
         while True:
             try:

@@ -1,7 +1,7 @@
 """The few calls of the Kubernetes API that the coordinator makes. Each has a deadline.
 
-Blocking, for threads. The official client keeps the service account's token fresh and repeats nothing here:
-who calls decides when to try again.
+All calls block, so run them in threads. The official client refreshes the service account's token. It retries
+nothing here: the caller decides when to retry.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from headrace.config.kubernetes import KubernetesConfig
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FIELD_MANAGER = "headrace-coordinator"
-"""By this name the API notes what the coordinator has set. The chart looks for it: a trainer that the
-coordinator has scaled to none belongs to a run that is complete, and an upgrade leaves it there."""
+"""The API records under this name which fields the coordinator has set. The chart looks for it: a trainer
+that the coordinator scaled to zero belongs to a completed run, and an upgrade leaves it there."""
 _LEADER_WORKER_SETS = ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets")
-"""Group, version and plural: an API that is no part of Kubernetes."""
+"""Group, version and plural of an API that is not part of Kubernetes itself."""
 _WATCH_S = 240
-"""The server ends a watch after so long."""
+"""Seconds after which the server ends a watch."""
 
 
 class ClusterError(RuntimeError):
-    """The API did not do it."""
+    """An API call failed."""
 
     def __init__(self, call: str, what: str, status: int | None) -> None:
         super().__init__(f"{call}: {what}")
         self.call = call
         self.status = status
-        """The HTTP status, None without an answer."""
+        """The HTTP status, or None without an answer."""
 
 
 class Expired(ClusterError):
-    """410: the watch cannot go on from there, everything has to be listed again."""
+    """Status 410: the watch cannot continue from its version, so everything must be listed again."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Pod:
     name: str
     uid: str
     leaving: bool
-    """It has a deletionTimestamp: it was told to go."""
+    """It has a deletionTimestamp, so it is terminating."""
     ended: bool
     """All its containers have ended for good."""
     cost: int | None
-    """The deletion cost that it has."""
+    """Its current deletion cost."""
 
 
 def to_pod(found: Any) -> Pod:
@@ -64,7 +64,7 @@ def to_pod(found: Any) -> Pod:
 
 
 def _number(text: str | None) -> int | None:
-    """Anybody may write annotations."""
+    """Parse an annotation, which anybody may write, or return None."""
     try:
         return int(text) if text is not None else None
     except ValueError:
@@ -73,7 +73,7 @@ def _number(text: str | None) -> int | None:
 
 class Cluster:
     def __init__(self, config: KubernetesConfig) -> None:
-        """Raises ClusterError when there is no cluster to be found."""
+        """Raises ClusterError when no cluster is found."""
         from kubernetes import client
         from kubernetes import config as loader
 
@@ -94,11 +94,11 @@ class Cluster:
         )
         self._sets = {config.trainer_deployment} if config.trainer_kind == "LeaderWorkerSet" else set()
         self.timeout_s = config.request_timeout_s
-        """Longest wait for one answer; may change."""
+        """Longest wait for one answer, in seconds. May be changed."""
         self.namespace = config.namespace or _own_namespace()
 
     def pod_selector(self, deployment: str) -> str:
-        """The labels by which a Deployment finds its pods; never none, which would be all pods there are."""
+        """The label selector of a Deployment's pods. Never empty, which would select every pod."""
         found = self._call("pod_selector", self._apps.read_namespaced_deployment, deployment, self.namespace)
         labels = found.spec.selector.match_labels
         if not labels:
@@ -106,12 +106,12 @@ class Cluster:
         return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
     def pods(self, selector: str) -> tuple[list[Pod], str]:
-        """All of them, and the version from which a watch goes on."""
+        """All pods, and the resource version from which to watch."""
         found = self._call("pods", self._core.list_namespaced_pod, self.namespace, label_selector=selector)
         return [to_pod(pod) for pod in found.items], found.metadata.resource_version
 
     def pod(self, name: str) -> Pod | None:
-        """The one of that name, whatever its labels; None when there is none."""
+        """The pod of that name, whatever its labels, or None."""
         try:
             return to_pod(self._call("pod", self._core.read_namespaced_pod, name, self.namespace))
         except ClusterError as error:
@@ -120,7 +120,7 @@ class Cluster:
             raise
 
     def watch(self, selector: str, version: str) -> Iterator[tuple[str, Pod]]:
-        """(ADDED | MODIFIED | DELETED, pod) as they come; ends now and then. Raises Expired."""
+        """Yield (ADDED | MODIFIED | DELETED, pod) until the server ends the watch. Raises Expired."""
         from kubernetes.watch import Watch
 
         stream = Watch().stream(
@@ -150,7 +150,7 @@ class Cluster:
         )
 
     def scale(self, workload: str, replicas: int) -> None:
-        """A Deployment's pods, or a LeaderWorkerSet's groups."""
+        """Set the number of a Deployment's pods, or of a LeaderWorkerSet's groups."""
         body, content = {"spec": {"replicas": replicas}}, "application/merge-patch+json"
         if workload in self._sets:
             group, version, plural = _LEADER_WORKER_SETS
@@ -218,7 +218,7 @@ class Cluster:
                 raise
 
     def count_event(self, name: str, count: int, at: datetime) -> None:
-        """It has happened again: `count` times by now."""
+        """Update an Event that has now happened `count` times."""
         stamp = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
         body = {"series": {"count": count, "lastObservedTime": stamp}}
         self._call(

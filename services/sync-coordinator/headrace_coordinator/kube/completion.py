@@ -1,5 +1,4 @@
-"""What is done once when the run has completed: both Deployments are scaled to none, where that is wanted,
-and an Event tells of it.
+"""Acts once on the run's completion: scales both Deployments to zero, if configured, and writes an Event.
 
 A completion is that of one lineage: a trainer that opens the run again completes it anew. What has been done
 for it is remembered beside the ledger, step by step, so that what somebody scales up afterwards stays, also
@@ -25,7 +24,7 @@ from headrace_coordinator.rounds.driver import Driver
 log = logging.getLogger("headrace.coordinator.kube")
 
 _TELL_S = 600.0
-"""How long it is tried to write the Event."""
+"""Seconds after which writing the Event is given up."""
 
 
 def done_key(run: str) -> str:
@@ -43,7 +42,7 @@ class Completion:
         reporter: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`attempt` makes one call of the cluster and says whether it worked."""
+        """`attempt` makes one API call and returns whether it succeeded."""
         self._key = done_key(run)
         self._driver = driver
         self._cluster = cluster
@@ -51,10 +50,10 @@ class Completion:
         self._reporter = reporter
         self._clock = clock
         self._event: tuple[int, str, float] = (-1, "", 0.0)
-        """Lineage, name of its Event, when it is given up."""
+        """(lineage, name of its Event, time at which writing it is given up)."""
 
     async def look(self, settings: KubernetesConfig) -> bool:
-        """Once: False when something is left to do."""
+        """Check once. Returns False when something is left to do."""
         try:
             lineage = await self._completed()
             if lineage is None:
@@ -76,7 +75,7 @@ class Completion:
         return [*scaled, "event"]
 
     async def _completed(self) -> int | None:
-        """The lineage that has completed the run; None while it goes on, and where a newer coordinator is."""
+        """The lineage that has completed the run. None if none has, or if a newer coordinator exists."""
         stats = await self._driver.ledger.run(ops.stats())
         return stats.lineage if stats.completed and stats.term == self._driver.term else None
 
@@ -93,7 +92,7 @@ class Completion:
         return worked
 
     async def _tell(self, lineage: int, settings: KubernetesConfig, scaled: bool) -> bool:
-        """True when it is written, or time is up."""
+        """Write the Event. Returns True when it is written or has been given up."""
         about = settings.trainer_deployment
         if self._event[0] != lineage:
             self._event = lineage, f"{about[:200]}.{uuid.uuid4().hex[:16]}", self._clock() + _TELL_S

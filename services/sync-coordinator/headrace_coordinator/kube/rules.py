@@ -1,4 +1,4 @@
-"""What is decided about the cluster, as pure functions: deletion costs, and which Events are written."""
+"""Pure functions that decide deletion costs and which Events to write."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _STEP = 1.25
 
 
 def deletion_cost(tokens: int) -> int:
-    """Tokens in flight, rounded so coarsely that small changes are none; the order of two pods that differ
-    much stays. 0 for none."""
+    """A pod's tokens in flight, rounded coarsely. 0 for none.
+
+    The rounding hides small changes but keeps the order of pods that differ much.
+    """
     if tokens <= 0:
         return 0
     rounded = 1.0
@@ -55,8 +57,8 @@ class EventSeries:
 
 @dataclass
 class Aggregator:
-    """Repeats of the same Event within `window_s` are one object with a count, written again at most once per
-    `interval_s`; no more than `most` objects are begun per window."""
+    """Merges repeated Events. Repeats within `window_s` share one object with a count, which is updated at
+    most once per `interval_s`. At most `most` objects are created per window."""
 
     window_s: float = 600.0
     interval_s: float = 30.0
@@ -64,8 +66,10 @@ class Aggregator:
     _series: dict[tuple[str, str], EventSeries] = field(default_factory=dict)
 
     def seen(self, reason: str, about: str, name: str, now: float) -> EventSeries | None:
-        """Count one. The series to write: a new one (`count` 1), or one whose count is to be updated; None
-        when nothing is to be written now."""
+        """Count one occurrence and return the series to write now, or None.
+
+        The series is new (`count` 1), or one whose count must be updated.
+        """
         self._series = {k: s for k, s in self._series.items() if now - s.first_at < self.window_s}
         series = self._series.get((reason, about))
         if series is None:
@@ -77,11 +81,11 @@ class Aggregator:
         return self._due(series, now)
 
     def forget(self, series: EventSeries) -> None:
-        """Its object could not be written: the next one of its kind is the first."""
+        """Drop a series whose object could not be written. The next occurrence starts a new one."""
         self._series = {k: s for k, s in self._series.items() if s is not series}
 
     def overdue(self, now: float) -> Iterable[EventSeries]:
-        """Series whose count has grown since it was written."""
+        """Series whose count has grown since they were last written."""
         return [s for s in list(self._series.values()) if self._due(s, now)]
 
     def _due(self, series: EventSeries, now: float) -> EventSeries | None:

@@ -1,1 +1,1 @@
-"""A sync round: its states, its driver, its transfers."""
+"""Sync rounds: their states, driver and transfers."""

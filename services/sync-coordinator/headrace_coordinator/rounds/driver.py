@@ -1,8 +1,8 @@
-"""The order of sessions, one at a time: rounds that the trainer asks for, else the catch-up of late joiners.
+"""Runs sessions one at a time: rounds that the trainer asks for, else catch-ups of late joiners.
 
-`reports` has what the streams say, `roster` who takes part, `round_state` versions and rounds, `transfers`
-carries out a session. Everything that must survive is in the ledger; a coordinator that starts anew takes the
-next term, and receivers refuse what an older one still sends.
+`reports` handles what the streams report, `roster` decides who takes part, `round_state` holds versions and
+rounds, and `transfers` carries out a session. Everything that must survive is in the ledger. A restarted
+coordinator takes the next term, and receivers refuse commands of an older term.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("headrace.coordinator")
 _MEMBERS_EVERY_S = 1.0
 _REFUSED_WAIT_S = 5.0
 _LONGEST_DIGEST = 256
-"""Characters; a longer one is no digest."""
+"""Most characters of a plausible digest."""
 
 
 class Driver:
@@ -65,7 +65,7 @@ class Driver:
         metrics.follow(config, self.connections)
 
     async def recover(self) -> None:
-        """Take the next term and read what the ledger knows. The first act of every start."""
+        """Take the next term and read the ledger's state. Call it first after every start."""
         found = await self.ledger.run(ops.open_term())
         self.connections.term, self.state.version = found.term, found.version
         self.state.round, self.state.lineage = found.round, found.lineage
@@ -117,7 +117,7 @@ class Driver:
         return ready
 
     async def _round(self, begin: pb.BeginSync) -> None:
-        """From pause to resume. Leaves `pending` set only when it is another request by now."""
+        """Run one round from pause to resume. `pending` is left set only if it is a newer request."""
         await let_finish(self.ledger, self.config.val.max_delay_s, lambda: bool(self.connections.members))
         if self.state.pending is not begin:
             return
@@ -148,7 +148,7 @@ class Driver:
         if session.phase is s.Phase.DONE:
             self._committed(begin, session, clock)
         elif self.state.pending is begin:
-            # The trainer is still there: it could not send, or was refused. It has to start anew.
+            # The trainer is connected but could not send, or was refused. It must restart.
             self.reports.reject(f"sync round {self.state.round} was abandoned: {session.why}")
 
     async def _catch_up(self, name: str) -> None:
@@ -173,7 +173,7 @@ class Driver:
             self.wake()  # for the next joiner; one that was refused is in the next roster
 
     async def _admit(self, members: tuple[str, ...], digest: str) -> s.CommitAnswer:
-        """Compare-and-set on the version that was sent."""
+        """Admit a joiner, by compare-and-set on the version that was sent."""
         answer = await self.ledger.run(ops.admit(self.term, members[0], self.state.version))
         if answer == "ok":
             self.roster.members.add(members[0])
@@ -196,13 +196,13 @@ class Driver:
         if reply.status is not CommitStatus.OK:
             return s.CommitAnswer(False, f"commit of version {begin.version} refused: {reply}")
         self.state.version = begin.version
-        # Not before: one that missed its resume and reconnects in a round needs the canary of what it has.
+        # Only now: a member that missed its resume and reconnects during the round needs the old canary.
         self.state.manifest = begin.manifest
         self.roster.committed(members, begin.lineage)
         return s.CommitAnswer(True)
 
     def _max_required(self, tuning: pb.Tuning) -> int:
-        """The gate's limit under the rule that the trainer has taken up; 0 when it says nothing."""
+        """The gate's limit under the rule that the trainer has adopted, or 0 when it reports none."""
         if not tuning.sync_steps:
             return 0
         rule = dataclasses.replace(
@@ -211,7 +211,7 @@ class Driver:
         return rule.max_required
 
     def tune(self, tuning: pb.Tuning) -> None:
-        """S and eta change, for the trainer with its next snapshot, for the gate with the commit of that."""
+        """Change S and eta: for the trainer with its next snapshot, for the gate when that commits."""
         self.state.tuning = tuning
         self.connections.send_trainer(pb.TrainerCommand(tuning=tuning))
 

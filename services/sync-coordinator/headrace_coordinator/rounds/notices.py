@@ -1,4 +1,4 @@
-"""What happens in the coordinator, for whoever wants to know. Nobody has to listen."""
+"""Publishes what happens in the coordinator. Listeners are optional."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RoundFailedNotice:
 
 @dataclass(frozen=True)
 class Fenced:
-    """An incarnation was expired: what it still writes is refused."""
+    """An incarnation was expired. Its further writes are refused."""
 
     incarnation: str
     reason: str
@@ -29,14 +29,14 @@ class Fenced:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the configuration file asks for by now."""
+    """The configuration file has changed in a way that a running run can follow."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class ConfigRefused:
-    """The configuration file has changed in a way that a run that is on cannot follow."""
+    """The configuration file has changed in a way that a running run cannot follow."""
 
     reason: str
 
@@ -49,7 +49,7 @@ class Notices:
         self._listeners: list[asyncio.Queue[Notice]] = []
 
     def listen(self, most: int = 1000) -> asyncio.Queue[Notice]:
-        """A queue that gets everything from now on; what does not fit is lost."""
+        """Return a queue of all notices from now on. What does not fit is dropped."""
         queue: asyncio.Queue[Notice] = asyncio.Queue(most)
         self._listeners.append(queue)
         return queue

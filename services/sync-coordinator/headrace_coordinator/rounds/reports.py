@@ -1,4 +1,4 @@
-"""What the open streams report: who comes and goes, who has paused, what the trainer asks for."""
+"""Handles reports of the open streams: arrivals and departures, pauses, and the trainer's requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reports:
         notices: Notices,
         wake: Callable[[], None],
     ) -> None:
-        """`wake`: there may be something to do for the driver."""
+        """`wake`: called when there may be something to do for the driver."""
         self._ledger = ledger
         self.connections = connections
         self._state = state
@@ -52,7 +52,7 @@ class Reports:
             self.connections.expel(connection, why)
             return
         if (former := self.connections.members.get(name)) is not None:
-            former.outgoing.put_nowait(None)  # a stream that was superseded ends
+            former.outgoing.put_nowait(None)  # end the superseded stream
             self.transfers.event(s.Lost(name))
         self.connections.members[name] = connection
         welcome = pb.MemberWelcome(committed_version=self._state.version)
@@ -75,12 +75,14 @@ class Reports:
             self._wake()
 
     async def member_leaving(self, connection: MemberConnection) -> None:
-        """An orderly leave: its work is parked already."""
+        """Handle an orderly departure. The member's work is parked already."""
         await self._gone(connection.incarnation, LEFT)
 
     async def replica_gone(self, replica: str) -> list[str]:
-        """Its process is no more, for certain: take back what its incarnations had, without waiting for a
-        lease. Returns those that still had something to lose; [] when it had left in order."""
+        """Reclaim the work of a replica whose process is certainly gone, without waiting for a lease.
+
+        Returns those of its incarnations that still owned something, [] after an orderly departure.
+        """
         stats = await self._ledger.run(ops.stats())
         known = {*stats.members, *stats.in_flight_by_owner, *self.connections.members}
         gone = sorted(name for name in known if replica_of(name) == replica)
@@ -99,10 +101,10 @@ class Reports:
     # -- trainer ---------------------------------------------------------------------------------
 
     async def trainer_joined(self, connection: TrainerConnection, manifest: pb.Manifest) -> str:
-        """Why it is not let in; "" when it is. `manifest` is that of `connection.snapshot_version`.
+        """Handle a trainer's hello. Returns why it is refused, or "".
 
-        A trainer opens its lineage in the ledger before it says hello: one that the ledger does not know is
-        nobody's, and must not fence the trainer that is there.
+        `manifest`: of `connection.snapshot_version`. A trainer opens its lineage in the ledger before it says
+        hello. One whose lineage the ledger does not know must not fence the current trainer.
         """
         stats = await self._ledger.run(ops.stats())
         known = stats.lineage
@@ -111,7 +113,7 @@ class Reports:
         if connection.lineage > known:
             return f"lineage {connection.lineage} is not in the ledger, which is at {known}"
         if (current := self.connections.trainer) is not None:
-            current.outgoing.put_nowait(None)  # a stream that was superseded ends
+            current.outgoing.put_nowait(None)  # end the superseded stream
             self.transfers.event(s.TrainerLost())
         self.connections.trainer = connection
         self._state.lineage = connection.lineage
@@ -122,7 +124,7 @@ class Reports:
         welcome = pb.TrainerWelcome(committed_version=self._state.version, tuning=self._state.tuning)
         self.connections.send_trainer(pb.TrainerCommand(welcome=welcome))
         if self.transfers.session is None:
-            self._roster.resume_lost(stats)  # it has brought the canary that they wait for
+            self._roster.resume_lost(stats)  # it has brought the canary that they need
         self._wake()
         return ""
 
@@ -138,7 +140,7 @@ class Reports:
         if self.connections.trainer is not connection:
             return
         state = self._state
-        if request.version <= state.version:  # a repeat of an answered request, perhaps from before a restart
+        if request.version <= state.version:  # a repeated request, perhaps from before a restart
             done = state.last_committed or pb.Committed(version=state.version, round=state.round)
             connection.snapshot_version = state.version
             state.manifest = request.manifest

@@ -1,4 +1,4 @@
-"""Who takes part in rounds: by the ledger, which has the last word, and by whose pods are about to go."""
+"""Decides who takes part in rounds, from the ledger, which is authoritative, and from pods about to go."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from headrace_coordinator.rounds.round_state import RoundState
 log = logging.getLogger("headrace.coordinator")
 
 LEFT = "left"
-"""Why an incarnation is expired that has taken its leave."""
+"""Reason for expiring an incarnation that left in an orderly way."""
 
 
 def replica_of(incarnation: str) -> str:
-    """`rollouter-REPLICA-1f2e3d4c` is one start of REPLICA; in a cluster that is the pod's name."""
+    """The REPLICA of `rollouter-REPLICA-1f2e3d4c`, which is one start of it. In a cluster: the pod's name."""
     return incarnation.removeprefix("rollouter-").rpartition("-")[0]
 
 
 class CoordinatorSuperseded(RuntimeError):
-    """A newer coordinator has taken over; this one must end."""
+    """A newer coordinator has taken over. This one must end."""
 
 
 class Roster:
@@ -36,20 +36,19 @@ class Roster:
         self._state = state
         self._notices = notices
         self._lineage = -1
-        """Of the last reading: a new one has no members."""
+        """Lineage as of the last read. A new one starts without members."""
         self._expelled: set[str] = set()
         self.leaving: frozenset[str] = frozenset()
-        """Replicas whose pods are about to go: they are not taken in any more."""
+        """Replicas whose pods are about to go. They are no longer admitted."""
 
     @property
     def members(self) -> set[str]:
-        """Who takes part, by the last reading of the ledger."""
+        """The members as of the last read of the ledger."""
         return self._connections.taking_part
 
     async def read(self) -> Stats:
-        """Who takes part, by the ledger: it expires those whose lease has ended, and a new lineage all.
-
-        Raises Superseded."""
+        """Read the members from the ledger, which expires those whose lease has ended, and all members at a
+        new lineage. Raises Superseded."""
         stats = await self._ledger.run(ops.stats())
         term = self._connections.term
         if stats.term > term:
@@ -65,18 +64,18 @@ class Roster:
         return stats
 
     def committed(self, members: Iterable[str], lineage: int) -> None:
-        """These, and only these, take part."""
+        """Set the members to exactly these."""
         self._connections.taking_part, self._lineage = set(members), lineage
 
     def joiners(self) -> list[str]:
         return [name for name in self._connections.members if name not in self.members]
 
     def of_next_round(self) -> list[str]:
-        """In order of ranks."""
+        """The members of the next round, in rank order."""
         return sorted(self.members | set(filter(self._can_join, self._connections.members)))
 
     def _can_join(self, name: str) -> bool:
-        """Nobody waits for one that may be frozen, or that is about to go."""
+        """Whether a round may wait for it: it is neither possibly frozen nor about to go."""
         return not self._connections.members[name].unheard and not self.is_leaving(name)
 
     def is_leaving(self, name: str) -> bool:
@@ -86,7 +85,7 @@ class Roster:
         return name in self._expelled
 
     async def expire(self, name: str, reason: str) -> None:
-        """For good: what it still writes is refused."""
+        """Expire an incarnation for good. Its further writes are refused."""
         reply = await self._ledger.run(ops.expire(name, reason, left=reason == LEFT))
         self.members.discard(name)
         self._expelled.add(name)
@@ -97,31 +96,35 @@ class Roster:
             self._connections.expel(connection, reason)
 
     async def refuse_other_nccl(self) -> None:
-        """Members that were here before the trainer; later ones are refused as they come."""
+        """Refuse members with another NCCL that preceded the trainer. Later ones are refused on arrival."""
         for name, connection in list(self._connections.members.items()):
             if why := other_nccl(self._connections.trainer, connection):
                 await self.expire(name, why)
 
     def resume(self, connection: MemberConnection) -> None:
-        """Onto the committed version, whose weights it has.
+        """Resume a member on the committed version, whose weights it has.
 
-        Never without a canary: what the engine generates would leave unverified. A coordinator that has
-        started anew has none until the trainer reconnects; a new trainer's first round takes everybody in.
+        Never without a canary: the engine's output would leave unverified. A restarted coordinator has none
+        until the trainer reconnects. A new trainer's first round takes everybody in.
         """
         if (canary := self._state.canary) is not None:
             self._connections.resume(connection, self._state.version, canary)
 
     def resume_lost(self, stats: Stats) -> None:
-        """Members that stand paused though no round runs: their resume got lost. In a round that has not
-        committed an engine may hold anything."""
+        """Resume members that are paused although no round runs: their resume got lost.
+
+        Not during a round: before its commit an engine may hold any weights.
+        """
         if stats.phase == "idle" and not stats.held:
             for name, connection in self._connections.members.items():
                 if connection.paused and name in stats.members:
                     self.resume(connection)
 
     def resume_if_lost(self, connection: MemberConnection, stats: Stats) -> None:
-        """A member that a commit has counted, and that still stands paused under an older version, needs its
-        resume before the next pause: that one may wait for work which it holds frozen."""
+        """Resume a member that a commit has counted but that is still paused under an older version.
+
+        It needs this before the next pause, which may wait for work that it holds frozen.
+        """
         behind = connection.version < self._state.version and connection.incarnation in stats.members
         if connection.paused and behind:
             self.resume(connection)

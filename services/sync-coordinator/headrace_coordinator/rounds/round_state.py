@@ -1,6 +1,6 @@
-"""Versions and rounds, as the coordinator knows them: the one place that has them.
+"""Holds the coordinator's only record of versions and rounds.
 
-Read from the ledger when a coordinator starts; from then on what it has committed itself.
+It is read from the ledger at start-up, and updated by the coordinator's own commits after that.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from headrace.v1 import sync_pb2 as pb
 @dataclass
 class RoundState:
     version: int = -1
-    """Committed last."""
+    """The last committed version."""
     round: int = 0
-    """The newest that was begun."""
+    """The newest round begun."""
     lineage: int = 0
-    """Of the trainer that is heard."""
+    """Lineage of the current trainer."""
     pending: pb.BeginSync | None = None
-    """What the trainer has asked for and has no answer to."""
+    """The trainer's unanswered request."""
     manifest: pb.Manifest | None = None
-    """Of the trainer's snapshot."""
+    """Manifest of the trainer's snapshot."""
     tuning: pb.Tuning = field(default_factory=pb.Tuning)
-    """S and eta as they are wanted; the trainer takes them up, and its next round brings them back."""
+    """The wanted S and eta. The trainer adopts them and reports them back with its next round."""
     last_committed: pb.Committed | None = None
 
     @property
     def canary(self) -> pb.Canary | None:
-        """Of the committed version; None while nobody has brought it."""
+        """Canary of the committed version, or None until a trainer has brought it."""
         if self.manifest is None or self.manifest.version != self.version:
             return None
         return self.manifest.canary

@@ -1,6 +1,6 @@
 """One transfer session as a state machine: a sync round, or the catch-up of one late joiner.
 
-Pure: events in, actions out; `driver` does the I/O. A session always ends: each phase has a
+It is pure: events in, actions out. `transfers` does the I/O. A session always ends: each phase has a
 deadline, and each deadline removes a member, uses up an attempt, or ends the session.
 
 | phase        | event                         | next                                                      |
@@ -16,9 +16,9 @@ deadline, and each deadline removes a member, uses up an attempt, or ends the se
 | COMMITTING   | CommitAnswer(refused)         | ABANDONED                                                 |
 | any          | TrainerLost                   | ABANDONED: everybody stays paused                         |
 
-New attempt: expire who is lost or silent, then form a new group of the others and send everything
-again. A member that reports a failure is no culprit by that (its peer's death fails it too). After
-`max_attempts` tries without a culprit every member is expired, and the empty roster commits. A
+New attempt: expire lost and silent members, then form a new group of the others and send everything
+again. Reporting a failure does not make a member the culprit, since its peer's death fails it too.
+After `max_attempts` tries without a culprit every member is expired, and the empty roster commits. A
 catch-up that fails once expires its joiner and ends.
 """
 
@@ -89,19 +89,19 @@ class Lost:
 
 @dataclass(frozen=True)
 class Left:
-    """The member is gone and expired already: unlike one whose stream ended it will not come back."""
+    """The member is gone and already expired. Unlike one whose stream ended, it will not come back."""
 
     who: str
 
 
 @dataclass(frozen=True)
 class TrainerLost:
-    """It is gone, or its snapshot is another version by now: nobody can be served, nobody is at fault."""
+    """The trainer is gone, or its snapshot is now of another version. Nobody can be served or is at fault."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """The deadline of the present phase, `after_s` seconds, has passed."""
+    """The current phase's deadline, `after_s` seconds, has passed."""
 
     after_s: float = 0.0
 
@@ -124,7 +124,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Form:
-    """A new group of the trainer and `members`, in this order of ranks."""
+    """Form a new group of the trainer and `members`, in rank order."""
 
     attempt: int
     members: tuple[str, ...]
@@ -153,20 +153,20 @@ Action = Pause | Form | Transfer | Expire | Commit
 
 @dataclass
 class TransferSession:
-    """State of one session. `roster`: incarnations taking part, in order of ranks."""
+    """State of one session. `roster`: participating incarnations, in rank order."""
 
     roster: list[str]
     max_attempts: int
     catch_up: bool = False
     group_is_good: bool = False
-    """The trainer and exactly this roster share a working group already."""
+    """Whether the trainer and exactly this roster already share a working group."""
     phase: Phase = Phase.PAUSING
     attempt: int = 0
     waiting: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-    """Who has spoiled this attempt, at fault or not."""
+    """Members that failed this attempt, at fault or not."""
     blameless: int = 0
-    """Failed attempts that had no culprit."""
+    """Number of failed attempts without a culprit."""
     digests: dict[str, str] = field(default_factory=dict)
     trainer_digest: str | None = None
     why: str = ""
@@ -178,7 +178,8 @@ class TransferSession:
         return [Pause(m) for m in self.roster] + self._pausing_done()
 
     def on(self, event: Event) -> list[Action]:
-        """Apply one event. Events of an earlier attempt, or that come too late, change nothing."""
+        """Apply one event and return the actions to take. Late events and those of earlier attempts are
+        ignored."""
         if self.phase.ended:
             return []
         if isinstance(event, TrainerLost):
@@ -234,7 +235,7 @@ class TransferSession:
         return [] if self.waiting else self._settle()
 
     def _on_trouble(self, event: Event, silent: str) -> list[Action]:
-        """Somebody failed, went away or stays silent while all must act together."""
+        """Handle a failure, a departure or silence in a phase that needs everyone."""
         if isinstance(event, RoundFailed) and event.attempt == self.attempt:
             self.failed.add(event.who)
             self.waiting.discard(event.who)
@@ -269,7 +270,7 @@ class TransferSession:
     # -- transitions -----------------------------------------------------------------------------
 
     def _settle(self) -> list[Action]:
-        """Everybody has answered in this attempt: go on to commit, or try again."""
+        """Commit or try again, now that everybody has answered in this attempt."""
         if not self.failed and self.phase is Phase.TRANSFERRING:
             assert self.trainer_digest is not None
             wrong = {m for m in self.roster if self.digests.get(m) != self.trainer_digest}
@@ -281,7 +282,7 @@ class TransferSession:
         if self.catch_up:
             return self._expire(set(self.roster), f"catch-up failed: {self.why}") + self._abandon(self.why)
         out = []
-        if self.failed <= {TRAINER, *self.roster}:  # nobody had to go for it
+        if self.failed <= {TRAINER, *self.roster}:  # no one was removed for it
             self.blameless += 1
         if self.blameless >= self.max_attempts:
             if not self.roster:
@@ -310,7 +311,7 @@ class TransferSession:
         return [Expire(m, reason) for m in self._remove(who)]
 
     def _remove(self, who: Iterable[str]) -> list[str]:
-        """Go on without them; those that took part."""
+        """Remove `who` from the session. Returns those of them that took part."""
         gone = [m for m in self.roster if m in set(who)]
         self.roster = [m for m in self.roster if m not in gone]
         self.waiting -= set(gone)

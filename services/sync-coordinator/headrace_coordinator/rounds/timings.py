@@ -1,4 +1,4 @@
-"""How long a round's phases took: for the trainer that asked for it, and for the timeline."""
+"""Measures a round's phases, for the trainer that asked for it and for the timeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Timings:
         )
 
     def draw(self, trace: Recorder, version: int, round_: int) -> None:
-        """The round and its phases."""
+        """Add the round and its phases to the trace."""
         marks = [int(t * 1e9) for t in (self.began, self.paused, self.transferred, self.committed)]
         trace.complete("round", marks[0], marks[-1], version=version, round=round_)
         for name, start, end in zip(("pause", "transfer", "commit"), marks, marks[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Carries out one session: puts the state machine's actions on the wire and its events into the machine."""
+"""Carries out one session: sends the state machine's actions and feeds it the events that come back."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ExpireCall = Callable[[str, str], Awaitable[None]]
 
 
 class Transfers:
-    """One session at a time. `members` of the weight group outlive it, so that the next may use it again."""
+    """Runs one session at a time. The weight group outlives the session, so that the next can reuse it."""
 
     def __init__(self, config: RunConfig, connections: Connections, expire: ExpireCall) -> None:
         self.config = config
         self.connections = connections
         self.session: s.TransferSession | None = None
         self.group: tuple[str, ...] | None = None
-        """Who shares the last weight group with the trainer."""
+        """Members of the last weight group, besides the trainer."""
         self._expire = expire
         self._id = 0
-        """Number of the transfer that runs: one per attempt, never used twice in a term."""
+        """Id of the running transfer: one per attempt, unique within a term."""
         self._events: asyncio.Queue[s.Event] = asyncio.Queue()
         self._progress_at = 0.0
 
@@ -48,11 +48,11 @@ class Transfers:
             self._events.put_nowait(event)
 
     def progress(self) -> None:
-        """A member that lets running work finish has generated tokens."""
+        """Note that a member that is letting work finish has generated tokens."""
         self._progress_at = time.monotonic()
 
     def attempt_of(self, session_id: int) -> int | None:
-        """The running session's attempt that `session_id` names; None for anything older."""
+        """The running session's attempt that `session_id` names, or None if it is older."""
         if self.session is None or session_id != self._id:
             return None
         return self.session.attempt
@@ -67,7 +67,7 @@ class Transfers:
         commit: CommitCall,
         clock: Timings,
     ) -> None:
-        """Until the session has ended, one way or the other."""
+        """Run the session until it has ended."""
         self._events = asyncio.Queue()
         self._id += 1
         self._progress_at = time.monotonic()
@@ -84,7 +84,7 @@ class Transfers:
                         clock.paused = now
                     if session.phase is s.Phase.COMMITTING:
                         clock.transferred = now
-                    # Each phase of each attempt has its whole time.
+                    # Every phase of every attempt gets its full deadline.
                     phase, attempt, entered = session.phase, session.attempt, now
                 if phase.ended:
                     return
@@ -105,7 +105,7 @@ class Transfers:
                     limit = c.rendezvous_timeout_s + _RENDEZVOUS_GRACE_S
                 case _:
                     limit = c.transfer_timeout_s
-            # Work that is let finish is judged by the tokens that come, not by the clock.
+            # While work is allowed to finish, the deadline counts from the last token progress.
             since = entered if interrupts else max(entered, self._progress_at)
             left = since + limit - time.monotonic()
             if left <= 0:
@@ -133,12 +133,12 @@ class Transfers:
                 await self._expire(who, reason)
             case s.Commit(members, digest):
                 answer = await commit(members, digest)
-                # The ledger has decided. What came meanwhile can change it no more, a lost trainer neither.
+                # The ledger has decided. Events that came meanwhile, even a lost trainer, cannot change that.
                 self._events = asyncio.Queue()
                 self._events.put_nowait(answer)
 
     def pause(self, name: str, round_: int, version: int) -> None:
-        """`version`: the one that the member is to run afterwards."""
+        """Ask a member to pause. `version`: the one that it will run afterwards."""
         pause = pb.MemberPause(
             round=round_,
             finish_through=self.config.rule.finish_through(version),
@@ -147,7 +147,7 @@ class Transfers:
         self.connections.send_member(name, pb.MemberCommand(pause=pause))
 
     def _to_member(self, name: str, command: pb.MemberCommand) -> None:
-        """To one that must act now: without a stream it is lost."""
+        """Send to a member that must act now. Without a stream it counts as lost."""
         if not self.connections.send_member(name, command):
             self._events.put_nowait(s.Lost(name))
 

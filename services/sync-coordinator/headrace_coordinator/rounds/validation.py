@@ -1,4 +1,4 @@
-"""The commit waits for a running validation, but no longer than `val.max_delay_s`."""
+"""Holds the commit until a running validation has finished, for at most `val.max_delay_s`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("headrace.coordinator")
 
 
 async def let_finish(ledger: AsyncLedger, limit_s: float, is_anybody_connected: Callable[[], bool]) -> None:
-    """What is unfinished after `limit_s` seconds is closed and stays unfinished."""
+    """Wait for the validation. After `limit_s` seconds it is closed, and the rest stays unfinished."""
     deadline = time.monotonic() + limit_s
     while (status := await ledger.run(ops.val_status())).open:
         is_late = time.monotonic() > deadline
@@ -26,6 +26,9 @@ async def let_finish(ledger: AsyncLedger, limit_s: float, is_anybody_connected: 
 
 
 async def _is_deserted(ledger: AsyncLedger, is_anybody_connected: Callable[[], bool]) -> bool:
-    """Nobody is connected and nobody's lease runs: after a restart of this process members come back one by
-    one, and the trainer may be the first."""
+    """Whether nobody is connected and nobody holds a lease.
+
+    Connections alone do not tell: after a restart of this process members reconnect one by one, and the
+    trainer may be the first.
+    """
     return not is_anybody_connected() and not (await ledger.run(ops.stats())).members
