@@ -173,7 +173,7 @@ class FunctionPool:
             self._dispatch()
 
     def _could_not_load(self, error: RewardError) -> None:
-        """Fail all waiting calls if no process has ever loaded the function: another would fail too."""
+        """Fail all waiting calls if no current process has loaded the function: another would fail too."""
         if not any(p.is_ready for p in self._processes):
             self._fail_waiting(str(error))
 

@@ -8,10 +8,10 @@ wait for those that do not come back. Its ranks meet at a store that the first n
 |----------------------------------------|--------------------------------------------------------------|
 | a launcher waits, all nodes are there  | a new launch of those that have waited longest               |
 | it ended with 0 or 75 on a node        | the others end by themselves; that one waits for the next    |
-| it ended otherwise on a node           | over: the others are told to stop                            |
-| a node's stream is lost for `GRACE_S`  | over: the others are told to stop                            |
-| a launcher comes back with its launch  | it goes on; also after a restart of this process             |
-| with one that is over                  | it is told to stop, and waits for the next                   |
+| it ended otherwise on a node           | over: the others get an order to stop                        |
+| a node's stream is lost for `GRACE_S`  | over: the others get an order to stop                        |
+| a launcher comes back with its launch  | it continues, even after a restart of this process           |
+| with one that is over                  | it gets an order to stop, and waits for the next             |
 
 Nothing here survives a restart: the coordinator learns what runs from the launchers that reconnect. A launch
 whose end this process has seen is not revived by a launcher that reconnects late.

@@ -188,10 +188,12 @@ class Cluster:
         reporter: str,
         at: datetime,
     ) -> None:
-        """`kind` Pod or Deployment, and its name in `about`; a LeaderWorkerSet is told by its name. One that
-        exists was created by an attempt whose answer got lost.
+        """Create an Event about the Pod or Deployment (`kind`) named `about`.
 
-        In the core group: of events.k8s.io's a namespace's admin has no right that he could give."""
+        A LeaderWorkerSet is recognised by its name. An Event that already exists comes from an attempt whose
+        answer was lost. Events go to the core group because a namespace's admin has no rights on
+        events.k8s.io to grant.
+        """
         api_version = "v1" if kind == "Pod" else "apps/v1"
         if kind == "Deployment" and about in self._sets:
             kind, api_version = "LeaderWorkerSet", "/".join(_LEADER_WORKER_SETS[:2])

@@ -1,8 +1,8 @@
 """Acts once on the run's completion: scales both Deployments to zero, if configured, and writes an Event.
 
-A completion is that of one lineage: a trainer that opens the run again completes it anew. What has been done
-for it is remembered beside the ledger, step by step, so that what somebody scales up afterwards stays, also
-when the coordinator starts anew. A step that fails is tried again.
+A completion belongs to one lineage: a trainer that reopens the run completes it again. Each finished step is
+recorded in Redis next to the ledger. A Deployment that somebody scales up afterwards therefore stays up, even
+if the coordinator restarts. A failed step is retried.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TELL_S = 600.0
 
 
 def done_key(run: str) -> str:
-    """Redis key: for each step the last lineage for which it was done."""
+    """Redis hash: for each step, the last lineage for which it was done."""
     return keys.prefix(run) + "completion"
 
 
