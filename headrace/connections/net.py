@@ -1,4 +1,4 @@
-"""Small network questions that every service asks."""
+"""Network helpers that every service uses: interfaces, sockets, free ports."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import psutil
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
-"""Environment variables: on which network interface their listeners are."""
+"""Environment variables that name the network interface on which the library listens."""
 LOOPBACK_INTERFACE = "lo"
 
 
 class PortTaken(OSError):
-    """A service cannot listen where it is told to."""
+    """A service cannot listen on its configured address."""
 
 
 def interface_address(peer: str) -> str:
-    """The local address that faces `peer` (no packet is sent)."""
+    """Return the local address used to reach `peer`. No packet is sent."""
     family = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
@@ -32,7 +32,7 @@ def interface_address(peer: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is an address (or the name) of this machine that no other machine reaches."""
+    """Whether `host` is a loopback address or `localhost`, which no other machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has `address`. Raises ValueError when none of this machine has."""
+    """Return the network interface that has `address`. Raises ValueError if this machine has none."""
     if is_loopback(address):
         return LOOPBACK_INTERFACE
     for name, found in psutil.net_if_addrs().items():
@@ -51,32 +51,34 @@ def interface_of(address: str) -> str:
 
 _UNIX = "unix:"
 LONGEST_SOCKET = 107
-"""Bytes that the path of a Unix socket may have."""
+"""Maximum length of a Unix socket's path, in bytes (`sun_path` less its terminating NUL)."""
 
 
 def unix_address(path: Path) -> str:
-    """How gRPC writes the path of a Unix socket, whatever characters that has."""
+    """Return the gRPC target of the Unix socket at `path`, percent-encoded."""
     return f"{_UNIX}{quote(str(path))}"
 
 
 def unix_path(address: str) -> Path | None:
-    """The path in such an address; None for `host:port`."""
+    """Return the path in a `unix:` address; None for `host:port`."""
     return Path(unquote(address.removeprefix(_UNIX))) if address.startswith(_UNIX) else None
 
 
 def address_facing(server: str) -> str:
-    """This host's address for peers of its, of those that reach `server`, a `host:port`: loopback where that
-    is a Unix socket, which nobody else reaches."""
+    """Return the address of this host that other clients of `server` can reach.
+
+    Loopback if `server` is a Unix socket rather than `host:port`: all of its clients are on this machine.
+    """
     if unix_path(server) is not None:
         return "127.0.0.1"
     return interface_address(server.rsplit(":", 1)[0])
 
 
 def claimed_path(path: Path) -> int:
-    """A descriptor; as long as it is open, nobody else who asks gets `path` for a Unix socket.
+    """Lock `path` for a Unix socket and return the descriptor that holds the lock until it is closed.
 
-    Who listens there replaces the file that is there, which one that was killed has left behind. Without
-    this, a second start would do so to one that is alive. Raises PortTaken.
+    A server that listens on `path` replaces any existing file, since a killed process leaves its socket
+    behind. The lock keeps a second server from replacing the socket of a live one. Raises PortTaken.
     """
     if len(os.fsencode(path)) > LONGEST_SOCKET:
         raise PortTaken(f"cannot listen on {path}: a socket's path has at most {LONGEST_SOCKET} bytes")
@@ -94,7 +96,9 @@ def claimed_path(path: Path) -> int:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Bound and not listening yet: nobody else gets the port, and a probe is refused until it is served.
+    """Return a socket that is bound but not listening.
+
+    The port is reserved, and probes are refused until it is served.
 
     Raises PortTaken.
     """
@@ -114,15 +118,15 @@ _given: set[int] = set()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago, never the same twice in one process.
+    """Return a port that was free a moment ago. One process never gets the same port twice.
 
-    Below those that Linux hands to clients (32768 and up): a service binds it seconds later, and by then a
-    connection of anybody could have got it.
+    Ports are below Linux's ephemeral range (32768 and up). A service binds its port seconds later, and in
+    the meantime any outgoing connection could take an ephemeral one.
     """
     for _ in range(_TRIES):
         port = random.randint(_LOWEST, _HIGHEST)
         if port in _given:
-            continue  # nobody has bound it yet, so that it would pass for free
+            continue  # handed out but perhaps not bound yet, so the probe below would succeed
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             _given.add(port)

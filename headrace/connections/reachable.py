@@ -32,7 +32,7 @@ _POLL_S = 1.0
 
 
 class Wrong(Exception):
-    """What is not as it has to be."""
+    """A check that failed; the text says how."""
 
 
 def redis_answers() -> str:
@@ -67,7 +67,7 @@ def coordinator_answers() -> str:
         if reply.status != health_pb2.HealthCheckResponse.SERVING:
             raise Wrong(f"{address} says that it does not serve")
         token = variables.token()
-        # A stream that says nothing is refused for that, but only once its token has passed.
+        # An empty stream is rejected too, but only after its token has been accepted.
         if (code := _empty_stream(channel, token)) is not grpc.StatusCode.INVALID_ARGUMENT:
             raise Wrong(f"{address} refuses our token: {code.name}")
         if not token:

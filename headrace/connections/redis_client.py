@@ -1,7 +1,7 @@
 """Redis clients as Headrace uses them: a deadline on every call, bytes in and out.
 
-The ledger's clients repeat whole operations under one request id; retries below them would only blur
-the deadline, so there are none. Nothing is sent before the first call.
+The ledger's clients retry whole operations under one request id. Retries in redis-py would only blur the
+deadline, so they are turned off. Nothing is sent before the first call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from redis.retry import Retry
 from headrace.connections import tls
 
 CALL_S = 5.0
-"""Deadline of one call. On a line that has fallen silent an update waits for two, one after the other: for
-that of rank 0, which claims, and for those of the ranks, which read."""
+"""Deadline of one call. If Redis stops answering, an update waits for two deadlines in sequence: first for
+rank 0, which claims, then for all ranks, which read."""
 
 AT_ONCE = 8
-"""Connections of one asyncio client. The server runs one command at a time, so more of them gain nothing, and
-redis-py keeps as many as were ever in use at once: without a limit, one for every sample and every held-out
-row that waited for the same canary. A command waits for a connection as long as it would for an answer."""
+"""Maximum connections of one asyncio client. The server runs one command at a time, so more gain nothing.
+redis-py never shrinks its pool: without a limit it would keep one for every sample and every held-out row that
+waited for the same canary. A command waits for a connection as long as it would for an answer."""
 
 VOLATILE = (
     "appendonly is no, so a restart of the server would lose the ledger and end the run; set it to yes on "
@@ -37,11 +37,11 @@ LOGIN_REFUSED = (
     redis.exceptions.AuthorizationError,
     redis.exceptions.NoPermissionError,
 )
-"""No outage, although redis-py takes two of them for lost connections: asking again changes nothing."""
+"""Not outages, although redis-py derives two of them from ConnectionError. Retrying does not help."""
 
 
 def login_refused(where: str, error: Exception) -> str:
-    """What to tell whoever gets one of LOGIN_REFUSED from the server at `where`. It names no password."""
+    """Return the message for one of LOGIN_REFUSED from the server at `where`. It contains no password."""
     if isinstance(error, redis.exceptions.NoPermissionError):
         return (
             f"Redis at {where} does not permit this user what a run needs: {str(error).rstrip('.')}. Allow "
@@ -67,10 +67,10 @@ def _options(url: str, timeout_s: float) -> dict[str, Any]:
 
 
 class _UpFirst(redis.asyncio.ConnectionPool):
-    """Connections that are up go first.
+    """A pool that prefers connected connections.
 
-    redis-py's takes the one that was given back last. Where no new connection can be made, since the server's
-    Service is deleted say, that is one which failed, again and again, above others that are up.
+    redis-py takes the most recently released one. When no new connection can be made, for instance because
+    the server's Service was deleted, it would pick the same failed one every time although others are up.
     """
 
     def get_available_connection(self) -> Any:
@@ -79,15 +79,18 @@ class _UpFirst(redis.asyncio.ConnectionPool):
 
 
 class _Cancellable(redis.asyncio.connection.AbstractConnection):
-    """What is cancelled ends. redis-py writes under asyncio.wait_for, and before Python 3.12 that forgets a
-    cancellation, or a deadline, that comes between the end of the write and its own turn."""
+    """A connection on which cancelling a command always takes effect.
+
+    redis-py writes under asyncio.wait_for. Before Python 3.12 that loses a cancellation, or a deadline, that
+    arrives after the write is done and before the waiting task is scheduled.
+    """
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
         task = asyncio.current_task()
         before = task.cancelling() if task is not None else 0
         await super().send_packed_command(*args, **kwargs)
         if task is not None and task.cancelling() > before:
-            await self.disconnect(nowait=True)  # nobody reads the answer
+            await self.disconnect(nowait=True)  # its reply will not be read
             raise asyncio.CancelledError
 
 
@@ -100,8 +103,11 @@ class _TlsConnection(_Cancellable, redis.asyncio.SSLConnection):
 
 
 class _UnixConnection(_Cancellable, redis.asyncio.UnixDomainSocketConnection):
-    """redis-py's logs in while it connects, and once more afterwards: a refused password, or a server that
-    still loads, would be told as a lost connection."""
+    """A Unix socket connection that logs in once, after it is connected.
+
+    redis-py's own also logs in while it connects, and would report a refused password, or a server that is
+    still loading, as a lost connection.
+    """
 
     async def _connect(self) -> None:
         async with asyncio.timeout(self.socket_connect_timeout):
@@ -116,17 +122,20 @@ _OURS = {
 
 
 class _Pool(redis.asyncio.BlockingConnectionPool, _UpFirst):
-    """At most AT_ONCE connections; a command waits for one of them, and for no longer than its deadline."""
+    """At most AT_ONCE connections. A command waits for a free one, but no longer than its deadline."""
 
 
 def is_silence(error: Exception) -> bool:
-    """Whether a connection that was up gave no answer in time. Its line may be half-open, and then so are
-    those of its pool that wait for work. One that could not be made says nothing about others."""
+    """Whether an established connection did not answer in time.
+
+    It may be half-open, and then the idle connections of its pool may be too. A connection that could not be
+    established says nothing about the others.
+    """
     return isinstance(error, redis.TimeoutError) and "reading" in str(error)
 
 
 def connect_async(url: str, timeout_s: float = CALL_S) -> redis.asyncio.Redis:
-    """Raises redis.ConnectionError for a command that waited `timeout_s` for one of AT_ONCE connections."""
+    """Return an asyncio client. A command that waits `timeout_s` for a connection raises ConnectionError."""
     pool = _Pool.from_url(
         url,
         max_connections=AT_ONCE,
@@ -134,7 +143,7 @@ def connect_async(url: str, timeout_s: float = CALL_S) -> redis.asyncio.Redis:
         retry=AsyncRetry(NoBackoff(), 0),
         **_options(url, timeout_s),
     )
-    pool.connection_class = _OURS[pool.connection_class]  # an argument would lose against the URL
+    pool.connection_class = _OURS[pool.connection_class]  # from_url prefers the URL's to an argument
     return redis.asyncio.Redis.from_pool(pool)
 
 

@@ -1,4 +1,4 @@
-"""What a Redis server tells of its own settings."""
+"""The settings that a Redis server reports about itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _IN_INFO = {"maxmemory-policy": "maxmemory_policy", "maxmemory": "maxmemory"}
 
 
 async def server_settings(client: redis.asyncio.Redis, *, quiet: bool = False) -> dict[str, str]:
-    """The settings that matter; those that the server does not tell are left out. `quiet`: without a warning
-    about that, for who asks again and again. Raises RedisError."""
+    """Return the relevant settings, without those that the server does not report.
+
+    `quiet`: do not log a warning about missing ones, for callers that poll. Raises RedisError.
+    """
     try:
         found = await cast(Any, client).config_get(*_NAMES)
         return {_text(name): _text(value) for name, value in found.items()}
-    except redis.ResponseError as error:  # managed servers forbid CONFIG; INFO tells the half of it
+    except redis.ResponseError as error:  # managed servers forbid CONFIG; INFO has some of the settings
         level = logging.DEBUG if quiet else logging.WARNING
         log.log(level, "Redis does not permit CONFIG GET", extra={"error": str(error)})
     try:
@@ -31,7 +33,7 @@ async def server_settings(client: redis.asyncio.Redis, *, quiet: bool = False) -
 
 
 def memory_limit(settings: dict[str, str]) -> int:
-    """`maxmemory` in bytes; 0 for none, or where the server does not tell."""
+    """Return `maxmemory` in bytes; 0 for no limit, or if the server does not report it."""
     limit = settings.get("maxmemory", "0")
     return int(limit) if limit.isdigit() else 0
 

@@ -1,12 +1,13 @@
-"""TLS between the services, by three files that the environment names; without them connections are plain.
+"""TLS between the services, from three files that the environment names. Without them, there is no TLS.
 
     HEADRACE_TLS_CERT, HEADRACE_TLS_KEY   certificate chain and private key of this service, PEM
     HEADRACE_TLS_CA                       what peers' certificates are checked against, PEM
 
-All three go together. Both sides show a certificate (mutual TLS): a peer that has none of this authority is
-refused before its first byte is read. The files are read anew at every handshake, so that a certificate that
-is replaced in place (a mounted Secret) is used without a restart. They are parsed first: gRPC would take what
-is no PEM, or a key of another certificate, for a peer that is away. The token is asked for all the same.
+All three must be set together. Both sides present a certificate (mutual TLS): a peer without one from this
+authority is refused before its first byte is read. The files are read again at every handshake, so a
+certificate replaced in place (a mounted Secret) is used without a restart. They are parsed first: gRPC would
+report a file that is not PEM, or a key that does not match, as an unavailable peer. The token is still
+required.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ VARIABLES = ("HEADRACE_TLS_CERT", "HEADRACE_TLS_KEY", "HEADRACE_TLS_CA")
 Options = Sequence[tuple[str, Any]]
 
 _NO_PROXY: Options = (("grpc.enable_http_proxy", 0),)
-"""gRPC would take `https_proxy`, which is there for downloads, for the way to services, too."""
+"""Without it, gRPC would also reach services through `https_proxy`, which is meant for downloads."""
 
 
 log = logging.getLogger("headrace.tls")
 
 AT_MOST_S = 60.0
-"""A file that cannot be used is waited for so long at most: a Secret may just be mounted, or replaced."""
+"""Longest wait for an unusable file, in seconds: a Secret may be in the middle of a mount or replacement."""
 _AGAIN_S = 0.2
 
 
 class TlsError(ValueError):
-    """The environment names files that cannot be used."""
+    """The environment names unusable files."""
 
 
 class NotUsable(TlsError):
-    """A file cannot be read or holds no PEM, which may pass: it may be half-written."""
+    """A file cannot be read or is not PEM. This may be transient: it may be half-written."""
 
 
 class Patience:
-    """One wait for files that cannot be used yet, of `seconds`, and of AT_MOST_S at most."""
+    """One wait for files that are not usable yet: `seconds`, but at most AT_MOST_S."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = min(seconds, AT_MOST_S)
@@ -53,7 +54,7 @@ class Patience:
         self._told = False
 
     def after(self, error: NotUsable) -> float:
-        """After an attempt that has failed: seconds until the next. Raises TlsError when the time is up."""
+        """Return the seconds to wait after a failed attempt. Raises TlsError when the time is up."""
         if time.monotonic() >= self._deadline:
             waited = f"after {self._seconds:g} s of waiting (at most services.start_timeout_s)"
             raise TlsError(f"{error}, {waited}; mount the right file, or correct the path") from None
@@ -74,12 +75,12 @@ class Files:
     ca: Path
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """(certificate chain, key, authority). Raises NotUsable; never shows their contents."""
+        """Return (certificate chain, key, authority). Raises NotUsable, which never quotes their contents."""
         found = self._read()
         cert, key, ca = VARIABLES
         _check_certificates(cert, self.cert)
         _check_certificates(ca, self.ca)
-        try:  # a key that has a password must not ask the terminal for it
+        try:  # an encrypted key must not prompt for its password on the terminal
             _context().load_cert_chain(self.cert, self.key, password=lambda: "")
         except (OSError, ValueError) as error:
             why = "is no private key in PEM without a password"
@@ -101,7 +102,7 @@ class Files:
 
 
 def _check_certificates(name: str, path: Path) -> None:
-    """One or more, each of them whole. `name`: what has named the file, for the message. Raises NotUsable."""
+    """Check that a file has certificates, all complete. `name`: what named the file. Raises NotUsable."""
     try:
         _context().load_verify_locations(path)
     except ssl.SSLError:
@@ -111,7 +112,7 @@ def _check_certificates(name: str, path: Path) -> None:
 
 
 def _context() -> ssl.SSLContext:
-    """One that only parses."""
+    """Return a context that is used only to parse files."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -120,7 +121,7 @@ def _unreadable(name: str, path: Path, error: OSError) -> NotUsable:
 
 
 def files() -> Files | None:
-    """What the environment names; None without TLS. Raises TlsError when only a part is set."""
+    """Return the files that the environment names; None without TLS. Raises TlsError if only some are set."""
     values = {name: os.environ.get(name, "") for name in VARIABLES}
     missing = [name for name, value in values.items() if not value]
     if len(missing) == len(VARIABLES):
@@ -131,9 +132,10 @@ def files() -> Files | None:
 
 
 def wait(seconds: float, redis_url: str | None = None) -> None:
-    """Until the files can be used that the environment and `redis_url` name, if any.
+    """Wait until the files that the environment and `redis_url` name, if any, are usable.
 
-    Raises TlsError; see Patience."""
+    Raises TlsError; see Patience.
+    """
     patience = Patience(seconds)
     while True:
         try:
@@ -162,7 +164,7 @@ def listen(server: Any, address: str) -> int:
         try:
             return configuration()
         except TlsError:
-            return None  # half of a replacement: this handshake uses what the one before did
+            return None  # a replacement is under way: this handshake uses the previous files
 
     credentials = grpc.dynamic_ssl_server_credentials(
         configuration(), fetch, require_client_authentication=True
@@ -171,21 +173,21 @@ def listen(server: Any, address: str) -> int:
 
 
 def channel(address: str, options: Options) -> Any:
-    """A channel for threads. `address`: a target of gRPC, `host:port` or `unix:PATH`. Raises TlsError."""
+    """Return a synchronous channel. `address`: `host:port` or `unix:PATH`. Raises TlsError."""
     import grpc
 
     return _channel(grpc, address, options)
 
 
 def aio_channel(address: str, options: Options) -> Any:
-    """The same for asyncio."""
+    """Return an asyncio channel, with the arguments and errors of `channel`."""
     import grpc.aio
 
     return _channel(grpc.aio, address, options)
 
 
 def _channel(kind: Any, address: str, options: Options) -> Any:
-    """`kind`: the module that makes them."""
+    """Return a channel. `kind`: the gRPC module that makes it."""
     import grpc
 
     found, options = files(), [*_NO_PROXY, *options]
@@ -197,9 +199,9 @@ def _channel(kind: Any, address: str, options: Options) -> Any:
 
 
 def redis_options(url: str) -> dict[str, Any]:
-    """What a redis-py client of `url` is given in addition: nothing unless it is a `rediss://` one.
+    """Return additional redis-py client options for `url`; empty unless it is a `rediss://` one.
 
-    What the URL itself says (`?ssl_ca_certs=...`) goes first.
+    Options in the URL itself (`?ssl_ca_certs=...`) take precedence.
     """
     found = files() if url.startswith("rediss://") else None
     if found is None or _own_authority(url) is not None:
@@ -212,7 +214,7 @@ def redis_options(url: str) -> dict[str, Any]:
 
 
 def _own_authority(url: str) -> Path | None:
-    """The CA file that a `rediss://` URL names itself."""
+    """Return the CA file that a `rediss://` URL names, if any."""
     if not url.startswith("rediss://"):
         return None
     named = dict(parse_qsl(urlsplit(url).query)).get("ssl_ca_certs")

@@ -1,8 +1,8 @@
-"""What a service learns from its environment: endpoints and the shared token. None of it is logged.
+"""Settings that a service takes from its environment: endpoints and the shared token. None are logged.
 
-Secrets come in files that variables name (`HEADRACE_TOKEN_FILE`), in the runner's services as in a cluster's:
-a variable is in `/proc/PID/environ` for as long as the process lives, for all that it starts to read and to
-print. The plain variables are for people, and go first.
+Secrets come in files that variables name (`HEADRACE_TOKEN_FILE`), under the local runner and in a cluster. A
+variable would stay in `/proc/PID/environ` for the life of the process, and every child process could read
+and print it. The plain variables are for interactive use and take precedence.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ SECRET_FILES = {
     "HEADRACE_REDIS_PASSWORD": "HEADRACE_REDIS_PASSWORD_FILE",
     "HEADRACE_TOKEN": "HEADRACE_TOKEN_FILE",
 }
-"""Variables that no process with somebody else's code is given, and those that name a file instead."""
+"""Variables that are withheld from processes that run third-party code, and their `_FILE` forms."""
 
 
 def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for such a process."""
+    """Return `environ` without secrets, for a process that runs third-party code."""
     hidden = {*SECRET_FILES, *SECRET_FILES.values()}
     return {name: value for name, value in environ.items() if name not in hidden}
 
 
 def secret(name: str) -> str:
-    """The variable `name`, else the contents of the file that the variable `name`_FILE names, else "".
+    """Return the variable `name`, else the contents of the file that `name`_FILE names, else "".
 
-    Raises ConfigError for a file that cannot be read."""
+    Raises ConfigError if the file cannot be read.
+    """
     if value := os.environ.get(name):
         return value
     variable = SECRET_FILES.get(name, f"{name}_FILE")
@@ -53,18 +54,18 @@ def _required(name: str, what: str) -> str:
 
 
 def redis_url() -> str:
-    """HEADRACE_REDIS_URL, with the password of HEADRACE_REDIS_PASSWORD where that is set."""
+    """Return HEADRACE_REDIS_URL, with the password from HEADRACE_REDIS_PASSWORD if that is set."""
     url = _required("HEADRACE_REDIS_URL", "give the Redis URL, e.g. redis://:password@host:6379/0")
     return with_redis_password(url)
 
 
 def redis_url_if_set() -> str | None:
-    """The same; None where HEADRACE_REDIS_URL is not set."""
+    """Like `redis_url`, but None if HEADRACE_REDIS_URL is not set."""
     return redis_url() if secret("HEADRACE_REDIS_URL") else None
 
 
 def with_redis_password(url: str) -> str:
-    """`url` with HEADRACE_REDIS_PASSWORD, whatever characters that has; one in `url` itself goes first."""
+    """Return `url` with HEADRACE_REDIS_PASSWORD, quoted. A password in `url` itself takes precedence."""
     password = secret("HEADRACE_REDIS_PASSWORD")
     return with_password(url, password) if password else url
 
@@ -80,25 +81,25 @@ def run_dir() -> Path:
 
 
 def run_dir_if_set() -> Path | None:
-    """The same; None where HEADRACE_RUN_DIR is not set."""
+    """Like `run_dir`, but None if HEADRACE_RUN_DIR is not set."""
     return run_dir() if os.environ.get("HEADRACE_RUN_DIR") else None
 
 
 def token() -> str:
     """HEADRACE_TOKEN. Empty turns authentication off, which only suits a loopback address.
 
-    Several tokens, separated by commas, are all accepted and the first is sent: a token is replaced without
-    a pause by `new,old` everywhere, then `new`. (The first step itself is two: `old,new`, then `new,old`.)
+    Of several tokens, separated by commas, the first is sent and all are accepted. To rotate a token without
+    downtime, set `old,new` everywhere, then `new,old`, then `new`.
     """
     return secret("HEADRACE_TOKEN").strip()
 
 
 class NoToken(ValueError):
-    """A port that strangers can reach, and nothing that keeps them out."""
+    """A service would listen on a port that other machines can reach, without a token."""
 
 
 def token_to_listen(host: str) -> str:
-    """The token of a service that listens on `host`. NoToken where others could reach it without one."""
+    """Return the token of a service on `host`. Raises NoToken if others could reach it without one."""
     found = token()
     if not _tokens(found) and not is_loopback(host):
         raise NoToken(
@@ -109,7 +110,7 @@ def token_to_listen(host: str) -> str:
 
 
 def accepted_tokens() -> list[str]:
-    """All of HEADRACE_TOKEN, the one that is sent first; empty where there is none."""
+    """Return all tokens of HEADRACE_TOKEN, beginning with the one that is sent; empty if there are none."""
     return _tokens(token())
 
 
@@ -118,7 +119,7 @@ def _tokens(secret: str) -> list[str]:
 
 
 def bearer(secret: str) -> tuple[tuple[str, str], ...]:
-    """gRPC metadata that carries the token."""
+    """Return the gRPC metadata that carries the token."""
     return tuple(("authorization", f"Bearer {one}") for one in _tokens(secret)[:1])
 
 
