@@ -23,8 +23,8 @@ rank 0, which claims, then for all ranks, which read."""
 
 AT_ONCE = 8
 """Maximum connections of one asyncio client. The server runs one command at a time, so more gain nothing.
-redis-py never shrinks its pool: without a limit it would keep one for every sample and every held-out row that
-waited for the same canary. A command waits for a connection as long as it would for an answer."""
+redis-py never shrinks its pool: without a limit it would keep one for every sample and every held-out row
+that waited for the same canary. A command waits for a connection as long as it would for an answer."""
 
 VOLATILE = (
     "appendonly is no, so a restart of the server would lose the ledger and end the run; set it to yes on "

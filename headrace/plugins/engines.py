@@ -1,8 +1,8 @@
-"""Inference engines by name. One of your own comes with an installed package alone.
+"""Inference engines by name. Custom engines can only come from installed packages.
 
-An engine is a class with the methods of `headrace_rollouter.inference.engine.Engine`, best by inheriting
-from it. What it must keep: behaviour log-probs and versions come with each token from the model that sampled
-it, a response that was interrupted concatenates, and nothing is generated while weights are half loaded.
+An engine is a class with the methods of `headrace_rollouter.inference.engine.Engine`, preferably a subclass.
+Invariants: each token carries the behaviour log-prob and version of the model that sampled it, the segments
+of an interrupted response concatenate, and nothing is generated while weights are partly loaded.
 """
 
 from __future__ import annotations

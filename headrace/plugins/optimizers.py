@@ -1,4 +1,4 @@
-"""Optimizers by name; torch is imported when one is made."""
+"""Optimizers by name. torch is imported only when one is created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OptimizerSettings(Protocol):
-    """What an optimizer is made with: the fields of `actor.optim` and `critic.optim` that it may read."""
+    """The fields of `actor.optim` and `critic.optim` that an optimizer may read."""
 
     @property
     def lr(self) -> float: ...
@@ -40,5 +40,5 @@ def adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimizerSettings)
 
 OPTIMIZERS: Registry[Callable[[Iterable[torch.nn.Parameter], OptimizerSettings], torch.optim.Optimizer]]
 OPTIMIZERS = Registry("optimizer", {"AdamW": adamw}, group="headrace.optimizers")
-"""From parameters (shards of FSDP2: DTensors) and settings to an optimizer. A schedule sets `lr` of its
-groups, and a checkpoint holds its state."""
+"""Factories: (parameters, settings) -> optimizer. Parameters are FSDP2 shards (DTensors). The schedule sets
+`lr` of the parameter groups, and checkpoints hold the optimizer's state."""

@@ -1,12 +1,11 @@
-"""One idiom for everything that is chosen by name: what comes along, what users register, what is installed.
+"""A registry for everything chosen by name: built in, registered by users, or from installed packages.
 
-An installed package adds a name with an entry point: the group is the registry's, the name is the one that
-the configuration uses, the object is what the registry holds. Names of entry points are known without
-importing anything, so that a process without torch can tell a wrong name from a right one; the object is
-imported when it is asked for.
+An installed package adds a name with an entry point. Its group is the registry's, its name is the one that
+the configuration uses, and its object is the registry's entry. Entry point names are known without an import,
+so a process without torch can validate a name. The object is imported on first use.
 
-Invariants: a name means one implementation for the life of the process, and none can be replaced; an unknown
-name is an error that says which names exist, the most similar first.
+Invariants: a name means one implementation for the life of the process and cannot be replaced. An unknown
+name is an error that lists the existing names, the most similar first.
 
 Standard library only.
 """
@@ -34,10 +33,13 @@ class Registry(Generic[T]):
         modules: Iterable[str] = (),
         convert: Callable[..., T] | None = None,
     ) -> None:
-        """`seam`: what is registered, for messages. `shipped`: what comes along, each an object or
-        `module:attribute`, imported when asked for. `group`: of entry points. `modules`: imported before the
-        first lookup, they register what they have. `convert`: makes an entry of what was registered or
-        found, with the keywords of `register`; raises ValueError or TypeError."""
+        """Create a registry.
+
+        `seam`: the kind of entry, for messages. `shipped`: the built-in entries, each an object or a
+        `module:attribute` that is imported on first use. `group`: the entry point group. `modules`: modules
+        that register entries, imported before the first lookup. `convert`: turns a registered or imported
+        object into an entry, given the keywords of `register`; raises ValueError or TypeError.
+        """
         self.seam = seam
         self.group = group
         self._shipped = dict(shipped or {})
@@ -47,7 +49,7 @@ class Registry(Generic[T]):
         self._plugins: dict[str, T] = {}
 
     def register(self, name: str, **facts: Any) -> Callable[[Any], Any]:
-        """Decorator that returns what it is given. A name that is taken raises ValueError."""
+        """Decorator that registers an object and returns it. Raises ValueError if the name is taken."""
 
         def decorate(entry: Any) -> Any:
             if name in self._entries or name in self._shipped:
@@ -58,7 +60,7 @@ class Registry(Generic[T]):
         return decorate
 
     def get(self, name: str) -> T:
-        """Raises ValueError for an unknown name, UserCodeError (one too) for a plugin that does not load."""
+        """Raises ValueError for an unknown name, or UserCodeError (a subclass) if a plugin fails to load."""
         self._import_modules()
         if name not in self._entries and name in self._shipped:
             self._entries[name] = self._converted(imported(self._shipped[name]))
@@ -71,15 +73,17 @@ class Registry(Generic[T]):
         return self._plugins[name]
 
     def loaded(self, name: str) -> T | None:
-        """What `get` returns where that needs no import: None for an unknown name, and for a plugin or a
-        `module:attribute` that was not asked for yet."""
+        """Like `get`, but never imports.
+
+        None for an unknown name, and for a plugin or `module:attribute` that has not been used yet.
+        """
         shipped = self._shipped.get(name)
         if shipped is not None and not isinstance(shipped, str):
             return shipped
         return self._entries.get(name, self._plugins.get(name))
 
     def having(self, fact: Callable[[T], bool]) -> list[str]:
-        """Names of what is loaded and has a property."""
+        """Return the names of the loaded entries for which `fact` is true."""
         found = {name: self.loaded(name) for name in self.names()}
         return [name for name, entry in found.items() if entry is not None and fact(entry)]
 
@@ -88,12 +92,12 @@ class Registry(Generic[T]):
         return sorted({*self._entries, *self._shipped, *self._entry_points()})
 
     def knows(self, name: str) -> bool:
-        """Whether `get` finds it; nothing of a plugin is imported."""
+        """Whether `get` knows the name. No plugin is imported."""
         self._import_modules()
         return name in self._entries or name in self._shipped or name in self._entry_points()
 
     def checked(self, name: str) -> str:
-        """`name`, for a field of the configuration. Raises ValueError for an unknown one."""
+        """Return `name`; a validator for configuration fields. Raises ValueError if it is unknown."""
         if not self.knows(name):
             raise ValueError(self.unknown(name))
         return name
@@ -104,7 +108,7 @@ class Registry(Generic[T]):
         return f"unknown {self.seam} {name!r}; known, nearest first: {', '.join(known) or 'none'}{group}"
 
     def origin(self, name: str) -> str:
-        """Which package it comes from, for logs: `headrace`, `NAME VERSION`, or `user code`."""
+        """Return where an entry comes from, for logs: `headrace`, `NAME VERSION` or `user code`."""
         if name in self._shipped:
             return "headrace"
         point = self._entry_points().get(name)
@@ -113,7 +117,7 @@ class Registry(Generic[T]):
         return f"{point.dist.name} {point.dist.version}"
 
     def reference(self, name: str) -> str | None:
-        """`module:attribute` of what is imported when asked for, for another process; None for the rest."""
+        """Return the `module:attribute` of a lazily imported entry, for another process; None for others."""
         shipped = self._shipped.get(name)
         if isinstance(shipped, str):
             return shipped
@@ -149,7 +153,7 @@ class Registry(Generic[T]):
 
 
 def imported(entry: Any) -> Any:
-    """An object itself, or what `module:attribute` names. Raises UserCodeError or AttributeError."""
+    """Return `entry`, or the object if it is a `module:attribute`. Raises UserCodeError or AttributeError."""
     if not isinstance(entry, str):
         return entry
     module, _, attribute = entry.partition(":")

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.plugins.registry import Registry
 
 CONSOLE = "console"
-"""What the runner shows anyway; no tracker."""
+"""The console output that the runner always shows. It is not a tracker."""
 
 TRACKERS: Registry[Any] = Registry(
     "tracker",
@@ -20,5 +20,5 @@ TRACKERS: Registry[Any] = Registry(
 
 
 def known_tracker(name: str) -> str:
-    """`name`, for a field of the configuration. Raises ValueError for an unknown one."""
+    """Return `name`; a validator for configuration fields. Raises ValueError if it is unknown."""
     return name if name == CONSOLE else TRACKERS.checked(name)

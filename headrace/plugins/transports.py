@@ -11,17 +11,17 @@ from headrace.plugins.registry import Registry
 
 @dataclass(frozen=True)
 class Transport:
-    """How weights travel. No torch is needed to make one."""
+    """How weights travel. Creating one does not need torch."""
 
     communicator: Callable[..., Any] | str
-    """A `Communicator`, or its `module:attribute`. It is called with keywords: `store` (torch's, with keys of
-    the group epoch alone), `rank`, `world_size`, `timeout_s`, `store_host` (where the other ranks can be
-    reached) and `device` (where the buffers lie). It meets the others within `timeout_s`, or raises
+    """A `Communicator`, or its `module:attribute`. It is called with the keywords `store` (a torch Store with
+    keys of this group epoch only), `rank`, `world_size`, `timeout_s`, `store_host` (where the other ranks can
+    be reached) and `device` (of the buffers). It joins the other ranks within `timeout_s` or raises
     CommunicatorError."""
     memory: Literal["cpu", "cuda"] = "cpu"
-    """Where an engine's buffers lie. `cuda`: every rank has a GPU of its own, the trainer's too."""
+    """Where an engine's buffers are. `cuda`: every rank, including the trainer's, has its own GPU."""
     version: Callable[[], str] | str | None = None
-    """Or `module:attribute`: the version that all members must share. Raises CommunicatorError."""
+    """The version that all members must share, or its `module:attribute`. Raises CommunicatorError."""
 
 
 TRANSPORTS: Registry[Transport] = Registry(

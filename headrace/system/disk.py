@@ -1,7 +1,7 @@
 """A full disk as one sentence: which file, how much was to be written, how much is free, and what to do.
 
-Python says neither the file nor its size when a write fails, and libraries wrap the error into their own.
-`writing` is around every write that a run cannot do without.
+When a write fails, Python reports neither the file nor its size, and libraries wrap the error in their own.
+`writing` surrounds every write that a run depends on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 _CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WORDS = re.compile("|".join(re.escape(os.strerror(code)) for code in sorted(_CODES)))
 _CUT_OFF = re.compile(r"unexpected pos \d+ vs \d+")
-"""All that torch's writer of archives says when a write was cut short."""
+"""The only thing that torch's archive writer reports about a short write."""
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -25,7 +25,7 @@ PART_ONLY = "there is room for a part only"
 
 
 class DiskFull(OSError):
-    """The sentence. It may pass: whoever failed is started again, and goes on once there is room."""
+    """A full disk; the text is the sentence. Transient: a restarted process resumes once there is space."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -33,19 +33,19 @@ class DiskFull(OSError):
 
 @contextlib.contextmanager
 def writing(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Writes to `path`, a file or a folder, raise DiskFull where there is no room. `needed`: bytes."""
+    """Turn a full disk while writing to `path`, a file or folder, into DiskFull. `needed`: bytes."""
     try:
         yield
     except DiskFull:
         raise
-    except Exception as error:  # whatever a library makes of it
+    except Exception as error:  # libraries raise their own types
         if (sentence := full(error, path, needed)) is None:
             raise
         raise DiskFull(sentence) from error
 
 
 def full(error: BaseException, path: Path, needed: int | None = None) -> str | None:
-    """The sentence, if `error` or what lies behind it says that there is no room; else None."""
+    """Return the sentence if `error` or one of its causes reports a full disk; else None."""
     if isinstance(error, DiskFull):
         return str(error)
     found = _what(error)
@@ -53,7 +53,7 @@ def full(error: BaseException, path: Path, needed: int | None = None) -> str | N
 
 
 def sentence(what: str, path: Path, needed: int | None = None) -> str:
-    """`what`: in the system's words."""
+    """Return the sentence. `what`: the operating system's error text."""
     facts = [f"{size(needed)} were to be written"] if needed else []
     with contextlib.suppress(OSError):
         facts.append(f"{size(shutil.disk_usage(_there(path)).free)} are free")
@@ -64,7 +64,7 @@ def sentence(what: str, path: Path, needed: int | None = None) -> str:
 
 
 def size(count: int) -> str:
-    """`1.5 GB`."""
+    """Format a number of bytes, such as `1.5 GB`."""
     value, unit = float(count), 0
     while value >= 1000 and unit + 1 < len(_UNITS):
         value, unit = value / 1000, unit + 1
@@ -72,12 +72,12 @@ def size(count: int) -> str:
 
 
 def _there(path: Path) -> Path:
-    """The path, or the folder above it that exists."""
+    """Return the path or its nearest existing parent."""
     return next((p for p in (path, *path.absolute().parents) if p.exists()), path)
 
 
 def _what(error: BaseException) -> str | None:
-    """The system's words in an error and its causes."""
+    """Return the operating system's error text from an error or its causes."""
     seen: set[int] = set()
     left: list[BaseException] = [error]
     while left:
@@ -87,7 +87,7 @@ def _what(error: BaseException) -> str | None:
         seen.add(id(one))
         if isinstance(one, OSError) and one.errno in _CODES:
             return os.strerror(one.errno)
-        # Text alone is what a library, or another rank, has made of the error.
+        # A library, or another rank, may pass on only the text of the error.
         if getattr(one, "errno", None) is None and (found := _WORDS.search(str(one))):
             return found.group()
         if _CUT_OFF.search(str(one)):

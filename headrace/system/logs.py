@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line on stderr. Secrets never get here: URLs are masked first."""
+"""Structured logs: one JSON object per line on stderr. No secrets get here: URLs are masked first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "ta
 
 
 class JsonLines(logging.Formatter):
-    """Time (UTC), level, service, logger, event, then whatever was passed as `extra`."""
+    """Formats time (UTC), level, service, logger, event, then everything passed as `extra`."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class JsonLines(logging.Formatter):
 
 
 def setup(service: str) -> None:
-    """Send every logger of this process to stderr as JSON lines; level from HEADRACE_LOG_LEVEL.
+    """Send every logger of this process to stderr as JSON lines. HEADRACE_LOG_LEVEL sets the level.
 
-    What else this process writes, tracebacks and libraries' own lines, is safe for a terminal from now on.
+    All other output, such as tracebacks and libraries' own lines, is made safe for a terminal as well.
     """
     terminal.guard()
     handler = logging.StreamHandler(sys.stderr)

@@ -1,11 +1,11 @@
-"""Text of others on a terminal: it is shown, never obeyed.
+"""Untrusted text on a terminal is displayed, never interpreted.
 
-Responses of a model, prompts, exceptions and names from a ledger may hold whatever moves a cursor, hides a
-line, sets a title or turns the order of letters around. `safe` writes each such character out as `\\u001b`,
-which is what JSON writes too: JSON stays JSON with the same meaning. `guard` puts it between this process and
-its standard streams, so that no command and no log can forget it.
+A model's responses, prompts, exceptions and names from a ledger may contain sequences that move the cursor,
+hide a line, set a title or reverse the text direction. `safe` escapes each such character, as in `\\u001b`.
+JSON uses the same escapes, so JSON keeps its meaning. `guard` wraps the process's standard streams with it,
+so that no command and no log can forget it.
 
-Standard library only: processes that run users' functions import this.
+Standard library only, because processes that run user functions import this.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _OBEYED = re.compile(
     "\x7f-\x9f"  # DEL and C1, which some terminals take for escape sequences
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional marks, embeddings, overrides, isolates
     "\u2028\u2029"  # line and paragraph separators
-    "\ud800-\udfff"  # halves of a surrogate pair: no terminal's encoding has them
+    "\ud800-\udfff"  # lone surrogates: no terminal encoding has them
     "]"
 )
 
 
 def safe(text: str) -> str:
-    """`text` with control characters written out; tabs and newlines stay."""
+    """Escape control characters in `text`, except tabs and newlines."""
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(text: str) -> str:
-    """The same with newlines written out too, for what stands within a line: it makes up no other one."""
+    """Like `safe`, but escape newlines too, so that text within a line cannot fake another line."""
     return safe(text).replace("\n", "\\n")
 
 
 class Guarded:
-    """A text stream on which everything that is written is `safe`. All else is the stream's own."""
+    """A text stream that makes everything written to it `safe` and otherwise delegates to `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream
-        """For a program's own control sequences."""
+        """The wrapped stream, for a program's own control sequences."""
 
     def write(self, text: str) -> int:
         self.raw.write(safe(text))
@@ -56,9 +56,9 @@ class Guarded:
 
 
 def guard() -> None:
-    """Let nothing but safe text through to stdout and stderr from now on. More than once is once.
+    """Let only safe text through to stdout and stderr from now on. Idempotent.
 
-    Libraries' progress bars are off, in what is imported later: they would be shown as the lines they redraw.
+    Also turns off progress bars of libraries imported later: their redrawing would be escaped and shown.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")
     for name in ("stdout", "stderr"):
@@ -68,5 +68,5 @@ def guard() -> None:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """What lies behind a guarded stream: whoever draws on it makes safe what it draws."""
+    """Return the stream behind a guarded one. The caller must make text safe itself."""
     return stream.raw if isinstance(stream, Guarded) else stream

@@ -1,6 +1,6 @@
-"""Text of others that may hold what UTF-8 cannot: halves of a surrogate pair, as a JSON escape leaves them.
+"""Makes untrusted text encodable as UTF-8: JSON escapes can produce lone surrogates.
 
-Protobuf, Redis and files refuse such text. Standard library only: processes that run users' functions import
+Protobuf, Redis and files refuse them. Standard library only, because processes that run user functions import
 this.
 """
 
@@ -8,5 +8,5 @@ from __future__ import annotations
 
 
 def encodable(text: str) -> str:
-    """`text` with each lone surrogate written out, such as `\\ud83d`."""
+    """Return `text` with each lone surrogate escaped, as in `\\ud83d`."""
     return text.encode("utf-8", "backslashreplace").decode()

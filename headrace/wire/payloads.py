@@ -1,7 +1,7 @@
 """Codec between the protobuf messages of `proto/headrace/v1/sample.proto` and numpy.
 
-Guarantee: `decode_*` either returns a value for which every invariant named below holds or raises
-`WireError` with the reason; no other exception leaves it, whatever the bytes.
+Guarantee: whatever the bytes, `decode_*` either returns a value that satisfies every invariant named below or
+raises `WireError` with the reason. It raises no other exception.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FLOAT32 = np.dtype("<f4")
 _UINT8 = np.dtype("u1")
 
 MOST_LOG_PROB = 1e-3
-"""Of a token: 0, and what rounding may add to it."""
+"""Largest log-prob of a token: 0 plus rounding error."""
 
 
 class WireError(ValueError):
-    """A message that breaks the contract; the text is the reason that goes to the dead letters."""
+    """A message violates the contract. The text is the reason recorded with a dead sample."""
 
 
 class FinishReason(enum.IntEnum):
@@ -65,10 +65,10 @@ class Prompt:
 
 @dataclass
 class Trajectory:
-    """Arrays have one element per response token. Segments cover them without gap or overlap.
+    """One response. Arrays have one element per token, and segments cover them without gap or overlap.
 
-    With an environment the response is turns of the model and, between them, what the environment added:
-    tokens with loss mask 0, log-prob 0.0, and the version that was served when they came.
+    With an environment, the response is the model's turns with the environment's tokens between them. Those
+    have loss mask 0, log-prob 0.0 and the version that was being served when they were added.
     """
 
     token_ids: Int32Array
@@ -80,20 +80,20 @@ class Trajectory:
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)
     turn_ends: list[int] = field(default_factory=list)
-    """Behind the last token of each turn that the model has ended; empty without an environment."""
+    """Exclusive end index of each completed turn of the model; empty without an environment."""
     environment_state: dict[str, Any] | None = None
-    """What the environment remembers until the outcome is known; None before its start."""
+    """The environment's state, kept until the outcome is known; None before its start."""
     environment_metrics: dict[str, float] = field(default_factory=dict)
-    """What the environment counted over the whole trajectory."""
+    """The environment's metrics for the whole trajectory."""
 
     @property
     def turns(self) -> int:
-        """Turns of the model that have ended; a finished trajectory without an environment has one."""
+        """Completed turns of the model. A finished trajectory without an environment has one."""
         return len(self.turn_ends) or int(self.finish_reason is not FinishReason.UNFINISHED)
 
     @property
     def awaits_environment(self) -> bool:
-        """Whether the model has ended its turn and nothing has been added since."""
+        """Whether the model has completed its turn and the environment has not answered yet."""
         ended = bool(self.turn_ends) and self.turn_ends[-1] == len(self.token_ids)
         return ended and self.finish_reason is FinishReason.UNFINISHED
 
@@ -115,11 +115,11 @@ class Sample:
     generate_s: float = 0.0
     reward_s: float = 0.0
     baseline_reward: float | None = None
-    """Of a greedy response to the same prompt, where the estimator asks for one."""
+    """Reward of a greedy response to the same prompt, if the estimator needs one."""
 
     @property
     def tokens(self) -> int:
-        """Prompt and response tokens of the whole group: what a trainer rank will compute on."""
+        """Prompt and response tokens of the whole group: the size of a trainer rank's work on it."""
         return sum(len(self.prompt.token_ids) + len(t.token_ids) for t in self.trajectories)
 
     @property
@@ -132,7 +132,7 @@ class Sample:
 
     @property
     def span(self) -> int:
-        """Largest newest-minus-oldest version within one trajectory; above 0 the sample is partial."""
+        """Largest newest-minus-oldest version within one trajectory. Above 0, the sample is partial."""
         return max((v[1] - v[0] for t in self.trajectories if (v := t.versions)), default=0)
 
 
@@ -200,7 +200,7 @@ def _trajectory_to_pb(t: Trajectory) -> pb.Trajectory:
 
 
 def _trajectories_from_pb(messages: Sequence[pb.Trajectory], finished: bool) -> list[Trajectory]:
-    """The arrays of a group are judged together: numpy takes about as long for one trajectory as for all."""
+    """Decode a group. Its arrays are checked together: numpy takes about as long for all as for one."""
     counts = [_count(m) for m in messages]
     ids = np.frombuffer(b"".join([m.response_token_ids for m in messages]), _INT32)
     lps = np.frombuffer(b"".join([m.behaviour_log_probs for m in messages]), _FLOAT32)
@@ -208,7 +208,7 @@ def _trajectories_from_pb(messages: Sequence[pb.Trajectory], finished: bool) -> 
     if len(ids):
         if ids.min() < 0:
             raise WireError("negative token id")
-        # One comparison each way: neither holds for a nan.
+        # Negated, because comparisons with NaN are false.
         if not (lps.max() <= MOST_LOG_PROB and lps.min() > -math.inf):
             raise WireError("behaviour log-prob is not finite or above 0")
         if mask.max() > 1:
@@ -222,7 +222,7 @@ def _trajectories_from_pb(messages: Sequence[pb.Trajectory], finished: bool) -> 
 
 
 def _count(m: pb.Trajectory) -> int:
-    """Tokens, of which each array has an element."""
+    """Return the number of tokens, after checking that each array has that many elements."""
     for name, dtype in (("response_token_ids", _INT32), ("behaviour_log_probs", _FLOAT32)):
         if (size := len(getattr(m, name))) % dtype.itemsize:
             raise WireError(f"{name}: {size} bytes is no multiple of {dtype.itemsize}")
@@ -263,7 +263,7 @@ def _trajectory_from_pb(
 
 
 def _json_object(text: str, what: str) -> dict[str, Any] | None:
-    """None for no text."""
+    """Parse a JSON object; None for empty text."""
     try:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError) as error:
@@ -274,9 +274,10 @@ def _json_object(text: str, what: str) -> dict[str, Any] | None:
 
 
 def check_turns(turn_ends: Sequence[int], loss_mask: MaskArray, reason: FinishReason) -> None:
-    """A turn ends behind a token of the model's; the environment's follow it, or nothing yet.
+    """Check that each turn ends after a token of the model, followed by the environment's tokens or nothing.
 
-    A trajectory that has finished ends with its last turn: nobody would read on. Raises WireError.
+    A finished trajectory ends with its last turn, since the model would not see any later token. Raises
+    WireError.
     """
     at, count = 0, len(loss_mask)
     for end in turn_ends:
@@ -292,7 +293,7 @@ def check_turns(turn_ends: Sequence[int], loss_mask: MaskArray, reason: FinishRe
 
 
 def check_segments(segments: Sequence[Segment], tokens: int) -> None:
-    """Segments must cover [0, tokens) in order, without gap or overlap, with versions that never fall.
+    """Check that segments cover [0, tokens) in order, without gap or overlap, and versions never decrease.
 
     Raises WireError.
     """
@@ -347,7 +348,7 @@ def decode_parked(raw: bytes) -> list[Trajectory]:
 
 
 def empty_trajectory(temperature: float) -> Trajectory:
-    """Work that has not begun."""
+    """Return a trajectory without tokens, for work that has not begun."""
     return Trajectory(
         np.zeros(0, np.int32),
         np.zeros(0, np.float32),
@@ -359,9 +360,9 @@ def empty_trajectory(temperature: float) -> Trajectory:
 
 
 def extend(head: Trajectory, tail: Trajectory) -> Trajectory:
-    """`head` continued by `tail`, whose segments count from 0: ids, log-probs and versions concatenate.
+    """Append `tail`, whose segments count from 0, to `head`: ids, log-probs and versions concatenate.
 
-    Turns and the environment's state are the head's.
+    Turns and the environment's state come from `head`.
     """
     shift = len(head.token_ids)
     segments = list(head.segments)
@@ -384,7 +385,7 @@ def extend(head: Trajectory, tail: Trajectory) -> Trajectory:
 
 
 def added_by_environment(ids: Sequence[int], version: int, temperature: float) -> Trajectory:
-    """Tokens that the policy did not choose, as a tail for `extend`."""
+    """Return tokens that the policy did not sample, as a tail for `extend`."""
     n = len(ids)
     return Trajectory(
         np.asarray(ids, np.int32),

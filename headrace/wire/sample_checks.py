@@ -1,26 +1,25 @@
-"""The one door by which prompts, parked work, samples and validation results come out of the ledger.
+"""The only way to read prompts, parked work, samples and validation results from the ledger.
 
-Whoever reads a payload reads it here, before a model, an engine or a reward sees any of it. What comes out
-has kept every rule below; anything else raises `WireError`, whose text names the broken rule. No other
-exception leaves, whatever the bytes. The invariants of `headrace.wire.payloads` hold in addition (arrays of
-one length, segments that cover every token in order, finite log-probs of at most `MOST_LOG_PROB`, finite
-rewards).
+Every payload is read here before a model, an engine or a reward sees any of it. Results satisfy every rule
+below. Any violation raises `WireError`, whose text names the rule. No other exception is raised, whatever the
+bytes. The invariants of `headrace.wire.payloads` hold as well (arrays of equal length, segments that cover
+every token in order, finite log-probs of at most `MOST_LOG_PROB`, finite rewards).
 
 - Token ids of prompts, responses and environments are below the size of the model's vocabulary.
 - Prompts have at most `data.max_prompt_length` tokens, responses `data.max_response_length`.
-- A group has `rollout.n` trajectories, and a greedy one or its reward where the estimator asks for one.
-- Turns agree with the loss mask: without an environment every token is the model's. With one a response
-  begins with the model, and a turn ends behind each run of the model's tokens.
+- A group has `rollout.n` trajectories, plus a greedy one or its reward if the estimator needs one.
+- Turns agree with the loss mask. Without an environment, every token is the model's. With one, a response
+  begins with the model, and a turn ends after each run of the model's tokens.
 - Log-probs are at least `LEAST_LOG_PROB` where the mask is set, and 0 where it is not.
 
-A finished sample agrees with what the ledger knows of it:
+A finished sample agrees with the ledger's record of it:
 
-- It is this sample, this attempt, by this owner, with the prompt that was issued, in every field.
-- Its oldest and newest version and its number of tokens are those that `finish` was told. `finish` lets no
-  version in that is not committed, and committed versions are consecutive: every token's version is one.
+- Its sample id, attempt, owner and every field of its prompt are those that were issued.
+- Its oldest and newest version and its number of tokens are those reported to `finish`. `finish` accepts only
+  committed versions, and committed versions are consecutive, so every token has a committed version.
 - Its version gap in the window that trains it is within the bound, and no token is newer than the window.
 
-Parked work has no token that is older than may go on, or newer than the version that is served.
+Parked work has no token older than the resume limit or newer than the served version.
 """
 
 from __future__ import annotations
@@ -48,20 +47,20 @@ from headrace.wire.payloads import (
 )
 
 LEAST_LOG_PROB = -200.0
-"""Of a token that was sampled. The smallest probability that float32 knows is exp(-103.3)."""
+"""Smallest log-prob of a sampled token. The smallest positive float32 probability is exp(-103.3)."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Where a sample is to be trained."""
+    """The sync window in which a sample is to be trained."""
 
     version: int
     bound: Callable[[int], int | None]
-    """From the version of the oldest token to the largest version gap; None: unbounded."""
+    """Maps the version of the oldest token to the largest allowed version gap; None: unbounded."""
 
 
 class SampleReader:
-    """Reads what belongs to one run. `vocabulary`: token ids that the model knows, counted from 0."""
+    """Reads payloads of one run. `vocabulary`: size of the model's vocabulary; valid ids are below it."""
 
     def __init__(self, config: RunConfig, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -73,7 +72,7 @@ class SampleReader:
         self._parts = [key for key in config.algorithm.gdpo_reward_keys if key != "score"]
 
     def prompt(self, raw: bytes, sample_id: str | None = None) -> Prompt:
-        """A prompt of the run. `sample_id`: whose it must be; None for held-out ones. Raises WireError."""
+        """Read a prompt. `sample_id`: its expected id; None for held-out prompts. Raises WireError."""
         prompt = decode_prompt(raw)
         if sample_id is not None and prompt.sample_id != sample_id:
             raise WireError(f"the prompt belongs to sample {_shown(prompt.sample_id)}")
@@ -81,7 +80,7 @@ class SampleReader:
         return prompt
 
     def parked(self, raw: bytes, oldest: int, newest: int) -> list[Trajectory]:
-        """A group to go on with. `oldest`, `newest`: versions that its tokens may have. Raises WireError."""
+        """Read a group to resume. `oldest`, `newest`: allowed versions of its tokens. Raises WireError."""
         group = decode_parked(raw)
         expected = self._group + self._has_baseline
         if len(group) != expected:
@@ -102,7 +101,7 @@ class SampleReader:
         return group
 
     def sample(self, payload: Payload, told: Claimed, window: Window | None = None) -> Sample:
-        """A finished group. `told`: what `finish` was told of it. Raises WireError."""
+        """Read a finished group. `told`: what was reported of it to `finish`. Raises WireError."""
         sample = decode_sample(payload.sample)
         _check_identity(sample, payload, told)
         if len(sample.trajectories) != self._group:
@@ -132,7 +131,7 @@ class SampleReader:
             raise WireError(f"token id {largest} in the {where}, the vocabulary has {self._vocabulary}")
 
     def _check_group(self, group: Sequence[Trajectory]) -> None:
-        """The arrays of the whole group at once: numpy takes about as long for one trajectory."""
+        """Check the arrays of the whole group at once: numpy takes about as long for one trajectory."""
         longest = max(len(t.token_ids) for t in group)
         if longest > self._max_response:
             raise WireError(f"response of {longest} tokens is over the limit of {self._max_response}")
@@ -160,7 +159,7 @@ def _check_turn_ends(t: Trajectory) -> None:
     ends = _ends_of_turns(t.loss_mask)
     going_on = t.finish_reason is FinishReason.UNFINISHED and ends and ends[-1] == len(t.token_ids)
     if going_on and (not t.turn_ends or t.turn_ends[-1] != ends[-1]):
-        ends.pop()  # in the middle of a turn
+        ends.pop()  # the last turn is unfinished
     if len(t.token_ids) and not t.loss_mask[0]:
         raise WireError("a response begins with a token that is not the model's")
     if ends != t.turn_ends:
@@ -168,7 +167,7 @@ def _check_turn_ends(t: Trajectory) -> None:
 
 
 def _ends_of_turns(mask: MaskArray) -> list[int]:
-    """Behind the last token of each run of the model's."""
+    """Return the exclusive end index of each run of the model's tokens."""
     found: list[int] = (np.flatnonzero(mask[:-1] & (mask[1:] ^ 1)) + 1).tolist()
     return [*found, len(mask)] if len(mask) and mask[-1] else found
 
@@ -183,7 +182,7 @@ def _check_identity(sample: Sample, payload: Payload, told: Claimed) -> None:
     issued = decode_prompt(payload.prompt)
     for field in fields(Prompt):
         ours, theirs = getattr(issued, field.name), getattr(sample.prompt, field.name)
-        # `repr` holds what JSON may: a nan, which does not equal itself.
+        # JSON may hold NaN, which does not equal itself, so compare by `repr`.
         same = np.array_equal(ours, theirs) if field.name == "token_ids" else repr(ours) == repr(theirs)
         if not same:
             raise WireError(f"the prompt is not the issued one: {field.name} differs")
@@ -208,7 +207,7 @@ def _check_versions(sample: Sample, told: Claimed, window: Window | None) -> Non
 
 
 def validation_result(raw: bytes, version: int, rows: int) -> pb.ValidationResult:
-    """One response to a held-out prompt. `rows`: how many there are. Raises WireError."""
+    """Read one response to a held-out prompt. `rows`: the number of such prompts. Raises WireError."""
     try:
         result = pb.ValidationResult.FromString(raw)
     except DecodeError as error:
