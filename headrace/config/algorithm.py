@@ -1,4 +1,4 @@
-"""The sections of the configuration that say how rewards become an update of the policy."""
+"""Configuration sections that define how rewards become a policy update."""
 
 from __future__ import annotations
 

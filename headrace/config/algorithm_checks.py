@@ -1,7 +1,7 @@
-"""Imports the algorithms that a configuration names, and checks that they get what they need.
+"""Import the algorithms that a configuration names, and check that their requirements are met.
 
-The configuration is read where they cannot be imported, and checked then as far as what ships with Headrace
-goes (`headrace.config.problems`); here the rest is checked.
+Processes that cannot import them read the configuration too. On reading, only the algorithms that ship with
+Headrace are checked (`headrace.config.problems`); the rest are checked here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class AlgorithmError(ValueError):
-    """The algorithms that a configuration names cannot be imported or do not fit it. `lines`: one sentence
-    for each problem."""
+    """The named algorithms cannot be imported or do not fit the configuration.
+
+    `lines`: one sentence per problem.
+    """
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
@@ -26,14 +28,16 @@ class AlgorithmError(ValueError):
 
 
 def load_estimator(config: RunConfig) -> None:
-    """Import what the estimator may come from; a shipped one needs nothing. Raises AlgorithmError."""
+    """Import the estimator's module or package, unless it ships with Headrace. Raises AlgorithmError."""
     if estimator_of(config) is None:
         load_algorithms(config)
 
 
 def load_algorithms(config: RunConfig) -> None:
-    """Import `algorithm.modules` and the packages of the algorithms that are named, and check the
-    configuration, now that every name and its needs are known. Raises AlgorithmError."""
+    """Import `algorithm.modules` and the packages of the named algorithms, then check the configuration.
+
+    After the import every name and its requirements are known. Raises AlgorithmError.
+    """
     at = "algorithm.modules"
     try:
         for module in config.algorithm.modules:

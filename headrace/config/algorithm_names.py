@@ -1,7 +1,7 @@
-"""The algorithms that a configuration names, as far as they are imported; no torch here.
+"""Look up the algorithms that a configuration names, among those imported so far. Does not import torch.
 
-A name may be one that a module of `algorithm.modules` registers, and the configuration is read where that
-cannot be imported. Until it is, an unknown name is let pass.
+A module of `algorithm.modules` may register a name, and some processes that read the configuration cannot
+import it. Until those modules are imported, unknown names are accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.config.run import RunConfig
 
 LOADED: set[str] = set()
-"""Modules of `algorithm.modules` that this process has imported."""
+"""The modules of `algorithm.modules` that this process has imported."""
 
 
 def estimator_of(config: RunConfig) -> Estimator | None:
@@ -38,7 +38,7 @@ def loss_of(config: RunConfig) -> PolicyLoss | None:
 
 
 def name_problems(config: RunConfig) -> Iterator[str]:
-    """Unknown names and settings, and groups that are too small."""
+    """Yield a problem for each unknown name or setting, and for groups that are too small."""
     modules = config.algorithm.modules
     if set(modules) <= LOADED:
         for key, name, registry in named(config):

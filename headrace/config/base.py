@@ -1,4 +1,4 @@
-"""What every section of the configuration has in common, and how long the value of a field holds."""
+"""The base class of configuration sections, and the lifetimes of field values."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pydantic import BaseModel, ConfigDict
 
 @dataclass(frozen=True)
 class Lifetime:
-    """How long the value of a field holds: `Annotated[int, RUN]`.
+    """How long the value of a field stays in force, as in `Annotated[int, RUN]`.
 
-    A field without one has that of its section, and the whole configuration has `START`.
-    `headrace.config.lifetime` finds the keys of each.
+    A field without a lifetime has its section's, and the default is `START`. `headrace.config.lifetime` lists
+    the keys of each.
     """
 
     name: Literal["run", "start", "live", "initial"]
     in_ledger: bool = False
-    """Whether the ledger and every checkpoint remember the value itself (`headrace.config.identity`)."""
+    """Whether the ledger and every checkpoint record the value (`headrace.config.identity`)."""
 
 
 RUN = Lifetime("run", in_ledger=True)
-"""Fixed for the life of the run: its samples and checkpoints are made with the value."""
+"""Fixed for the life of the run, because its samples and checkpoints depend on the value."""
 RUN_NOT_IN_LEDGER = Lifetime("run")
-"""The same. The ledger remembers digests of the data instead of how they were read, and it is what the run's
-name and the URL of Redis lead to."""
+"""As `RUN`, but not recorded. Of the data, the ledger records digests instead. The run's name and the URL of
+Redis are what the ledger is found by."""
 START = Lifetime("start")
-"""Read when a service starts; another start may have another value."""
+"""Read when a service starts. It may change between starts."""
 LIVE = Lifetime("live")
-"""May change while the run is on: by `headrace tune`, or by an upgrade of the chart, which rolls no pod."""
+"""May change during the run, by `headrace tune` or by a chart upgrade, which restarts no pod."""
 INITIAL = Lifetime("initial")
-"""Counts when the run starts for the first time; `headrace scale` and `kubectl scale` change what it stands
-for. A change while the run is on is neither refused nor followed."""
+"""Used when the run starts for the first time. Afterwards `headrace scale` and `kubectl scale` change the
+number. A change of the value during the run is neither refused nor applied."""
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are errors, and so are infinite numbers."""
+    """Base of every section. Unknown keys and non-finite numbers are errors."""
 
     model_config = ConfigDict(
         extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False

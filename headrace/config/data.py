@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from headrace.config.base import RUN, RUN_NOT_IN_LEDGER, Section
 
 _LARGEST_RATIO = 10_000
-"""Of two weights: a block of a mixture must hold a prompt of every entry."""
+"""Largest ratio of two weights: a block of a mixture must hold a prompt of every entry."""
 
 
 class WeightedFile(Section):
@@ -57,7 +57,7 @@ class DataConfig(Section):
     @field_validator("train_files", "val_files", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: Any) -> Any:
-        """A single entry may stand alone, as in verl. What an entry is wrong in is told in plain words."""
+        """Accept a single entry without a list, as verl does, and report invalid entries in plain words."""
         entries = [value] if isinstance(value, str | dict) else value
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and not {"path"} <= entry.keys() <= {"path", "weight"}:
@@ -84,18 +84,18 @@ class DataConfig(Section):
 
     @property
     def overlong(self) -> Literal["error", "skip", "truncate_left"]:
-        """What becomes of prompts that are too long."""
+        """Return what happens to prompts that are too long."""
         return "skip" if self.filter_overlong_prompts else self.truncation
 
     @property
     def train_weights(self) -> list[float] | None:
-        """The weights of `train_paths`; None when nothing is weighted."""
+        """Return the weights of `train_paths`; None if no entry has one."""
         weights = [entry.weight for entry in self.train_files if isinstance(entry, WeightedFile)]
         return [weight for weight in weights if weight] or None
 
     @property
     def train_paths(self) -> list[str]:
-        """What is read for training: entries of weight 0 are not."""
+        """Return the training data to read, without entries of weight 0."""
         return [
             entry if isinstance(entry, str) else entry.path
             for entry in self.train_files

@@ -15,7 +15,7 @@ ENVIRONMENTS: Registry[Any] = Registry(
     {"calculator": "headrace.environments.calculator:Calculator"},
     group="headrace.environments",
 )
-"""Classes or functions that make an environment, beside `single_turn`, which has none."""
+"""Classes or functions that create an environment. `single_turn` has none and is not listed."""
 
 
 class EnvironmentConfig(Section):
@@ -39,7 +39,7 @@ class EnvironmentConfig(Section):
         return self.path is None and self.name == SINGLE_TURN
 
     def problems(self, drain_stall_s: float) -> list[str]:
-        """What does not fit together, each with the change that mends it. `drain_stall_s`: of the sync."""
+        """Return inconsistencies, each with its fix. `drain_stall_s`: the value of `sync.drain_stall_s`."""
         if self.path is None and self.name != SINGLE_TURN and not ENVIRONMENTS.knows(self.name):
             known = ", ".join([SINGLE_TURN, *ENVIRONMENTS.names()])
             return [

@@ -1,14 +1,13 @@
-"""How many GPUs and nodes a run needs, and how evenly a mini-batch falls on the ranks. Pure functions.
+"""Compute how many GPUs and nodes a run needs and how evenly mini-batches divide among ranks. Pure functions.
 
-The recipe counts nodes from two pools of equal shape per node: with t and r GPUs per node of trainer and
-rollout, and g GPUs in a node,
+The recipe counts nodes for two pools. With t trainer GPUs and r rollout GPUs per node, and g GPUs in a node:
 
-    t + r <= g:  both pools share nodes, max(trainer nodes, rollout nodes) are needed
+    t + r <= g:  the pools share nodes,  max(trainer nodes, rollout nodes)
     t + r >  g:  they do not,            trainer nodes + rollout nodes
 
-Here a rollouter is a replica of its own that needs `tensor_parallel_size` GPUs of one node, wherever there
-are some: `nodes_needed` packs them onto what the trainer leaves free, then onto further nodes. That is never
-more nodes than the recipe's rule asks for, and the same for its layouts.
+Here each rollouter is an independent replica that needs `tensor_parallel_size` GPUs on any one node.
+`nodes_needed` packs replicas onto the GPUs that the trainer leaves free, then onto further nodes. The result
+never exceeds the recipe's and equals it for the recipe's layouts.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from dataclasses import dataclass
 def nodes_needed(
     trainer_nodes: int, trainer_gpus: int, replicas: int, tensor_parallel: int, gpus_per_node: int
 ) -> int:
-    """The fewest nodes that hold `trainer_gpus` ranks on each of `trainer_nodes`, and every replica whole.
+    """Return the fewest nodes for `trainer_gpus` ranks on each of `trainer_nodes` and all replicas, unsplit.
 
-    Raises ValueError when a trainer node's ranks or a replica do not fit on one node.
+    Raises ValueError if a trainer node's ranks or a replica do not fit on one node.
     """
     if trainer_gpus > gpus_per_node:
         raise ValueError(
@@ -41,27 +40,27 @@ def nodes_needed(
 
 
 CONTEXTS_SHARE = 0.05
-"""Of a GPU: what two processes on it need beside what they allocate (contexts, collectives), roughly."""
+"""Rough share of a GPU that two processes need on top of their allocations (contexts, collectives)."""
 LEAST_TRAINER_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Trainer and engines on the same GPUs, as in colocated sync: how the memory of one is divided."""
+    """How the memory of one GPU is divided when trainer and engines share it, as in colocated sync."""
 
     engines: int
-    """Most engines that have a part of one GPU."""
+    """Largest number of engines on one GPU."""
     engine_share: float
-    """Of each of them: rollout.engine.gpu_memory_utilization."""
+    """Memory share of each engine: rollout.engine.gpu_memory_utilization."""
 
     @property
     def trainer_share(self) -> float:
-        """What is left for a rank; below 0 when the engines alone are too many."""
+        """Return the share left for a rank; negative if the engines alone take too much."""
         return 1.0 - CONTEXTS_SHARE - self.engines * self.engine_share
 
     @property
     def largest_engine_share(self) -> float:
-        """The largest share of an engine that leaves a rank LEAST_TRAINER_SHARE, in hundredths."""
+        """Return the largest engine share that leaves a rank LEAST_TRAINER_SHARE, rounded to hundredths."""
         return int(100 * (1.0 - CONTEXTS_SHARE - LEAST_TRAINER_SHARE) / self.engines + 1e-9) / 100
 
     @property
@@ -70,17 +69,17 @@ class Sharing:
 
 
 def sharing(ranks: int, replicas: int, tensor_parallel: int, engine_share: float) -> Sharing:
-    """Engines are spread evenly over the GPUs of `ranks`."""
+    """Return the sharing with engines spread evenly over the GPUs of `ranks`."""
     return Sharing(max(1, -(-replicas * tensor_parallel // ranks)), engine_share)
 
 
 def replicas_held(
     nodes: int, trainer_nodes: int, trainer_gpus: int, tensor_parallel: int, gpus_per_node: int
 ) -> int | None:
-    """The most replicas that `nodes` hold beside the trainer; None where they do not hold the trainer.
+    """Return the most replicas that fit on `nodes` along with the trainer; None if the trainer does not fit.
 
-    As in `nodes_needed`, each of the trainer's nodes is one of its own, and what fits on a node at all is the
-    caller's to have checked.
+    As in `nodes_needed`, each trainer node is a separate node. The caller must have checked that a trainer
+    node's ranks and a replica each fit on one node.
     """
     if nodes < trainer_nodes:
         return None
@@ -89,7 +88,7 @@ def replicas_held(
 
 
 def held_told(nodes: int, gpus_per_node: int, replicas: int, held: int | None) -> str:
-    """What `nodes` hold of a run with so many replicas, in a sentence; `held` is of `replicas_held`."""
+    """Say in a sentence how much of a run `nodes` can hold. `held`: the result of `replicas_held`."""
     node = "1 node" if nodes == 1 else f"{nodes} nodes"
     if held is None:
         return (
@@ -105,14 +104,14 @@ def held_told(nodes: int, gpus_per_node: int, replicas: int, held: int | None) -
 
 @dataclass(frozen=True)
 class Gpus:
-    """What a run asks a cluster for."""
+    """The resources that a run requests from a cluster."""
 
     trainer: int
     rollout: int
     per_node: int
     nodes: int
     shared: bool = False
-    """Whether the engines are on the trainer's GPUs."""
+    """Whether the engines use the trainer's GPUs."""
 
     @property
     def total(self) -> int:
@@ -120,7 +119,7 @@ class Gpus:
 
     @property
     def idle(self) -> int:
-        """GPUs of those nodes that nobody uses."""
+        """Return the number of unused GPUs on those nodes."""
         return self.nodes * self.per_node - self.total
 
 
@@ -133,7 +132,7 @@ def gpus(
     *,
     shared: bool = False,
 ) -> Gpus:
-    """`shared`: engines are on the trainer's GPUs and need none of their own. Raises as `nodes_needed`."""
+    """`shared`: engines use the trainer's GPUs and need no others. Raises what `nodes_needed` raises."""
     beside = 0 if shared else replicas
     return Gpus(
         trainer=trainer_nodes * trainer_gpus,
@@ -145,25 +144,25 @@ def gpus(
 
 
 def samples_per_rank(mini_batch: int, ranks: int) -> tuple[int, int]:
-    """(fewest, most) samples of a mini-batch on one rank when all are of one length."""
+    """Return the (fewest, most) samples of a mini-batch on one rank, assuming equal lengths."""
     return mini_batch // ranks, -(-mini_batch // ranks)
 
 
 def uneven_share(mini_batch: int, ranks: int) -> float:
-    """The share of the ranks' time that an uneven mini-batch leaves unused, 0 to 1; lengths being equal."""
+    """Return the share of rank time, 0 to 1, that an uneven mini-batch wastes, assuming equal lengths."""
     return 1.0 - mini_batch / (ranks * samples_per_rank(mini_batch, ranks)[1])
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How the samples of a run fall into updates."""
+    """How a run's samples divide into updates."""
 
     samples: int
     """rollout.total_rollout_steps."""
     per_update: int
-    """R x M: what one claim takes."""
+    """R x M: samples per claim."""
     mini_batch: int
-    """M: one optimizer step."""
+    """M: samples per optimizer step."""
     ranks: int
 
     @property
@@ -172,12 +171,12 @@ class BatchPlan:
 
     @property
     def rest(self) -> int:
-        """Samples of a last, shorter update; 0 when there is none."""
+        """Return the samples of a last, shorter update; 0 if there is none."""
         return self.samples % self.per_update
 
 
 def batch_notes(b: BatchPlan) -> Iterator[str]:
-    """What about the batches is allowed but wasteful, each with the change that mends it."""
+    """Yield what is allowed but wasteful about the batches, each with its fix."""
     if b.mini_batch % b.ranks:
         fewest, most = samples_per_rank(b.mini_batch, b.ranks)
         lower, upper = b.mini_batch - b.mini_batch % b.ranks, b.mini_batch + -b.mini_batch % b.ranks

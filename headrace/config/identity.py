@@ -1,8 +1,8 @@
-"""What a run keeps from its beginning to its end, as its ledger remembers it: fields whose lifetime is `RUN`.
+"""The fingerprint of a run in its ledger: the fields whose lifetime is `RUN`, which never change.
 
-The queue service writes it at the first start (with digests of the data, which it alone reads) and recognises
-the run by it. Every other service compares what it knows, so that a file that has changed under a run is
-refused by all alike. A run that an earlier release began lacks some keys; what it lacks is not compared.
+The queue service writes it at the first start, with digests of the data, which only it reads, and identifies
+the run by it. Every other service compares the keys that it knows, so all of them refuse a file that changed
+during a run. A run begun by an earlier release lacks some keys; missing keys are not compared.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headrace.config.run import RunConfig
 
 _ALWAYS = ("data.shuffle", "rollout.n", "rollout.total_rollout_steps", "seed")
 LATER = frozenset(lifetime.in_ledger()).difference(_ALWAYS)
-"""What runs of earlier releases may lack."""
+"""Keys that runs of earlier releases may lack."""
 
 
 def of(config: RunConfig) -> dict[str, object]:
-    """By key, what of the configuration the samples and checkpoints are made with."""
+    """Return, by key, the settings that samples and checkpoints depend on."""
     return {key: _noted(key, _attribute(config, key)) for key in lifetime.in_ledger()}
 
 
@@ -31,13 +31,13 @@ def _attribute(config: RunConfig, dotted: str) -> Any:
 
 
 def _noted(key: str, value: Any) -> object:
-    if key == "model.path":  # its name, not where it lies: a checkout or a cache may have moved
+    if key == "model.path":  # the name without its directory: a checkout or a cache may have moved
         return Path(value).name
     return json.dumps(value, sort_keys=True, default=str) if isinstance(value, dict) else value
 
 
 def scoring(config: RunConfig) -> str:
-    """Digest of what may change within a run and makes finished samples unlike new ones: their rewards."""
+    """Return a digest of the settings that may change within a run but change the rewards of new samples."""
     how_called = {"timeout_s", "concurrency", "retries", "token_env"}
     facts = {
         "function": config.custom_reward_function.model_dump(exclude=how_called),
@@ -50,7 +50,7 @@ def scoring(config: RunConfig) -> str:
 
 
 def changes(fingerprint: str, config: RunConfig) -> list[str]:
-    """One sentence for every key in which `config` is another run than the one of the ledger."""
+    """Return one sentence for every key in which `config` differs from the ledger's run."""
     try:
         begun = json.loads(fingerprint)
     except ValueError:

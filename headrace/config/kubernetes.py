@@ -1,4 +1,4 @@
-"""Configuration of what the coordinator does in a Kubernetes cluster, and of its advice on rollouters."""
+"""Configuration of the coordinator in a Kubernetes cluster, and of its recommended rollouter count."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which keys of the configuration hold for how long, as their fields say.
+"""The lifetimes of the configuration's keys, as their fields declare them.
 
-What a resume refuses, what the ledger remembers of a run, what `headrace tune` may change, which changes
-replace a pod, and the column of docs/configuration.md all follow from this.
+They determine what a resume refuses, what the ledger records of a run, what `headrace tune` may change, which
+changes replace a pod, and a column of docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.config.run import RunConfig
 
 
 def of_field(field: FieldInfo, section: Lifetime) -> Lifetime:
-    """The field's own lifetime, or that of its section. Raises TypeError for a field with two."""
+    """Return the field's lifetime, or else its section's. Raises TypeError if the field has two."""
     found = [mark for mark in field.metadata if isinstance(mark, Lifetime)]
     if len(found) > 1:
         raise TypeError(f"a field has one lifetime, not {' and '.join(mark.name for mark in found)}")
@@ -28,7 +28,7 @@ def of_field(field: FieldInfo, section: Lifetime) -> Lifetime:
 def walk(
     model: type[BaseModel], inherited: Lifetime = START, prefix: str = ""
 ) -> Iterator[tuple[str, Lifetime]]:
-    """(dotted key, lifetime) of every key of `model` that holds a value, in its order."""
+    """Yield (dotted key, lifetime) for every key of `model` that holds a value, in order."""
     for name, field in model.model_fields.items():
         lifetime, inner = of_field(field, inherited), field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -39,15 +39,15 @@ def walk(
 
 @cache
 def by_key() -> Mapping[str, Lifetime]:
-    """Of the run's configuration."""
+    """Return the lifetime of every key of the run's configuration."""
     return MappingProxyType(dict(walk(RunConfig)))
 
 
 def keys(name: str) -> tuple[str, ...]:
-    """The keys with the lifetime `name`, in the order of the configuration."""
+    """Return the keys with the lifetime `name`, in configuration order."""
     return tuple(key for key, lifetime in by_key().items() if lifetime.name == name)
 
 
 def in_ledger() -> tuple[str, ...]:
-    """The keys whose values the ledger and every checkpoint remember."""
+    """Return the keys whose values the ledger and every checkpoint record."""
     return tuple(key for key, lifetime in by_key().items() if lifetime.in_ledger)

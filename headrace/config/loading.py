@@ -1,4 +1,4 @@
-"""Read a run's configuration: a YAML file and dotted overrides, checked, with errors for people.
+"""Read and check a run's configuration, a YAML file and dotted overrides, with readable errors.
 
 Every problem is one line, `where: key.path: what; what to do`, and all of them are reported at once.
 `where` is the file, or `command line` for a key that an override set. Secrets are masked.
@@ -26,13 +26,13 @@ COMMAND_LINE = "command line"
 _MAX_UNKNOWN = 12
 _MISSING = object()
 _Alike = dict[str, tuple[str, str, Any]]
-"""Our key -> (where, verl's key, value) of one of verl's that must have its value, the latest."""
+"""Our key -> (where, verl's key, value) of the latest verl key that must have the same value."""
 _OPTIONS = {"data.show": "headrace data CONFIG --show {}"}
-"""Options of a command that look like keys."""
+"""Command options that look like keys."""
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used. `lines` are complete sentences, one per problem."""
+    """The configuration is invalid. `lines` are complete sentences, one per problem."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
@@ -45,10 +45,10 @@ def is_file_name(text: str) -> bool:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in `path`, changed by `overrides` in their order.
+    """Read the configuration in `path` and apply `overrides` in order.
 
-    An override is `key.path=value` (the value is YAML), or the name of a further file, whose keys replace
-    those before. verl's keys are read as ours where they mean the same. Raises ConfigError.
+    An override is `key.path=value` (the value is YAML) or the name of another file, whose keys replace
+    earlier ones. verl's keys are translated where they mean the same. Raises ConfigError.
     """
     alike: _Alike = {}
     data = _in_our_keys(_read(path), str(path), alike)
@@ -91,7 +91,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def read_plain(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The file as it stands, changed by `key.path=value`; nothing is checked. Raises ConfigError."""
+    """Read the file and apply `key.path=value` overrides, without validation. Raises ConfigError."""
     data = _read(path)
     for text in overrides:
         _set(data, *_parsed(text), COMMAND_LINE)
@@ -99,13 +99,13 @@ def read_plain(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def describe(error: ValidationError, where: str = "") -> list[str]:
-    """The errors of a configuration that came from elsewhere, as sentences."""
+    """Return the validation errors of a configuration from another source, as sentences."""
     lines = [_line(problem, lambda _: where) for problem in error.errors()]
     return [line.removeprefix(": ") for line in lines]
 
 
 def write(config: RunConfig, path: Path) -> None:
-    """Write the configuration as YAML, passwords masked; `path` is replaced in one step."""
+    """Write the configuration as YAML, with passwords masked. `path` is replaced atomically."""
     text = yaml.safe_dump(config.to_plain(), sort_keys=False, allow_unicode=True)
     partial = path.with_name(path.name + ".partial")
     with disk.writing(path):
@@ -114,7 +114,7 @@ def write(config: RunConfig, path: Path) -> None:
 
 
 def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
-    """Every key that holds a value, as a dotted path."""
+    """Return every key that holds a value, as a dotted path."""
     out: list[str] = []
     for name, field in model.model_fields.items():
         section = _section(field.annotation)
@@ -123,7 +123,7 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str
 
 
 def value_at(config: RunConfig, dotted: str) -> Any:
-    """The value of a dotted key, as plain data with passwords masked."""
+    """Return the value of a dotted key, as plain data with passwords masked."""
     node: Any = config.to_plain()
     for part in dotted.split("."):
         node = node[part]
@@ -131,10 +131,10 @@ def value_at(config: RunConfig, dotted: str) -> Any:
 
 
 def nearest(key: str) -> str | None:
-    """The known key that someone who wrote `key` most likely meant."""
+    """Return the known key that `key` was most likely meant to be."""
     known = known_keys()
     parts = key.split(".")
-    for start in range(1, len(parts)):  # a known key below sections that do not exist here (verl's nesting)
+    for start in range(1, len(parts)):  # a known key under sections that do not exist here (verl's nesting)
         if ".".join(parts[start:]) in known:
             return ".".join(parts[start:])
     leaf, section = parts[-1], ".".join(parts[:-1])
@@ -154,7 +154,7 @@ def nearest(key: str) -> str | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key written twice and reads 1e-6 as a number (YAML 1.1 does not)."""
+    """Safe YAML that rejects duplicate keys and reads 1e-6 as a number (YAML 1.1 does not)."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -176,7 +176,7 @@ _Loader.add_implicit_resolver(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The file as plain data."""
+    """Read a YAML file as plain data."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -202,8 +202,10 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def _in_our_keys(data: dict[str, Any], where: str, alike: _Alike) -> dict[str, Any]:
-    """`data` with verl's keys replaced by ours; `alike` is added to. Raises ConfigError about those without
-    a counterpart."""
+    """Return `data` with verl's keys replaced by ours, and extend `alike`.
+
+    Raises ConfigError for keys without a counterpart.
+    """
     known = frozenset(known_keys())
     found = list(translation.leaves(data, known))
     if not any(translation.is_foreign(key, value, known) for key, value in found):
@@ -231,7 +233,7 @@ def _in_our_keys(data: dict[str, Any], where: str, alike: _Alike) -> dict[str, A
 
 
 def _ours(key: str, value: Any, known: frozenset[str], where: str, alike: _Alike) -> tuple[str, Any] | None:
-    """Our key and value; None when there is nothing to set. Raises NoCounterpart."""
+    """Return our key and value; None if there is nothing to set. Raises NoCounterpart."""
     found = translation.meaning(key)
     if isinstance(found, NoEffect) and found.equal_to:
         alike[found.equal_to] = where, key, value
@@ -241,7 +243,7 @@ def _ours(key: str, value: Any, known: frozenset[str], where: str, alike: _Alike
 
 
 def _parsed(text: str) -> tuple[str, Any]:
-    """Key and value of one `key.path=value`; Hydra's `+key` is read as `key`. Raises ConfigError."""
+    """Parse one `key.path=value`. Hydra's `+key` is read as `key`. Raises ConfigError."""
     key, equals, raw = text.partition("=")
     key = key.strip().lstrip("+")
     if not equals or not key or any(not part for part in key.split(".")):
@@ -253,13 +255,13 @@ def _parsed(text: str) -> tuple[str, Any]:
 
 
 def _apply(data: dict[str, Any], text: str, alike: _Alike) -> list[str]:
-    """Apply one `key.path=value` to `data` and return the keys that it sets; `alike` is added to."""
+    """Apply one `key.path=value` to `data`, extend `alike`, and return the keys that it sets."""
     key, value = _parsed(text)
     known = frozenset(known_keys())
     keys = []
     found = list(translation.leaves(_nested(key, value), known))
     if not any(translation.is_foreign(name, inner, known) for name, inner in found):
-        found = [(key, value)]  # a section of ours is replaced as a whole
+        found = [(key, value)]  # one of our sections is replaced as a whole
     for name, inner in found:
         try:
             ours = _ours(name, inner, known, COMMAND_LINE, alike)
@@ -278,7 +280,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _set(data: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Set a dotted key in nested sections, which are made as needed. Raises ConfigError."""
+    """Set a dotted key, creating nested sections as needed. Raises ConfigError."""
     node = data
     *sections, leaf = key.split(".")
     for depth, part in enumerate(sections):
@@ -293,7 +295,7 @@ def _set(data: dict[str, Any], key: str, value: Any, where: str) -> None:
 
 
 def _merge(data: dict[Any, Any], layer: Mapping[Any, Any]) -> None:
-    """Sections are merged, everything else is replaced."""
+    """Merge `layer` into `data`: sections are merged, everything else is replaced."""
     for key, value in layer.items():
         if isinstance(value, Mapping) and isinstance(data.get(key), dict):
             _merge(data[key], value)
@@ -306,7 +308,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _unknown_keys(data: Mapping[Any, Any], model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Dotted paths in `data` that the schema does not have; an unknown section yields its leaves."""
+    """Yield dotted paths in `data` that are not in the schema. An unknown section yields its leaves."""
     for key, value in data.items():
         dotted = f"{prefix}{key}"
         field = model.model_fields.get(key) if isinstance(key, str) else None
@@ -327,7 +329,7 @@ def _leaves(dotted: str, value: Any) -> Iterator[str]:
 
 
 def _at(data: Any, dotted: str) -> Any:
-    """What is under a dotted key of nested sections; None when nothing is."""
+    """Return the value at a dotted key of nested sections; None if there is none."""
     for part in dotted.split("."):
         data = data.get(part) if isinstance(data, Mapping) else None
     return data
@@ -347,10 +349,10 @@ def _advice(key: str, value: Any = None) -> str:
 
 
 def _line(problem: Any, where: Any) -> str:
-    """One pydantic error as a sentence."""
+    """Format one pydantic error as a sentence."""
     dotted = ".".join(str(part) for part in problem["loc"])
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if not dotted:  # a check over several keys: its message names them and the change that mends it
+    if not dotted:  # a check over several keys: its message names them and the fix
         return f"{where('')}: {message}"
     head = f"{where(dotted)}: {dotted}: "
     if problem["type"] == "missing":
@@ -368,7 +370,7 @@ def _remedy(kind: str, message: str, dotted: str) -> str:
         return "use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or digit"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return "write a section with keys below it"
-    if kind == "extra_forbidden":  # in a section that has a name of the user's
+    if kind == "extra_forbidden":  # in a section named by the user
         return "there is no such key"
     if kind == "string_type":
         return "write a text, in quotes where YAML would read something else"

@@ -1,4 +1,4 @@
-"""The modes for people: what a configuration amounts to, and what leads to the next mode."""
+"""Describes a configuration's mode to users, and how to get to the next mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEXT: dict[Mode, str] = {
 
 
 def describe(c: RunConfig) -> list[str]:
-    """Lines of text: the mode, what it means, its numbers, and the way to the next one."""
+    """Return lines of text: the mode, its meaning, its numbers, and how to get to the next one."""
     a, rule = c.async_training, c.rule
     s, r, m = a.trigger_parameter_sync_step, a.require_batches, c.actor.ppo_mini_batch_size
     gap = "unbounded" if rule.largest_gap is None else str(rule.largest_gap)
@@ -49,7 +49,7 @@ def describe(c: RunConfig) -> list[str]:
 
 
 def warnings(c: RunConfig) -> list[str]:
-    """What may be meant but often is not; each says why."""
+    """Return warnings about settings that are valid but often unintended, each with its reason."""
     out = []
     eta = c.async_training.staleness_threshold
     if eta >= 1 and c.mode is None:

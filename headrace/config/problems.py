@@ -1,4 +1,4 @@
-"""What does not fit together in a configuration, each with the change that mends it."""
+"""Finds inconsistencies between the settings of a configuration, each reported with its fix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def cross_field_problems(c: RunConfig) -> list[str]:
-    """What does not fit together, each with the change that mends it."""
+    """Return all inconsistencies, each with its fix."""
     out = list(algorithm_problems(c))
     out += list(_mode_problems(c))
     out += list(reward_problems(c))
@@ -74,7 +74,7 @@ def cross_field_problems(c: RunConfig) -> list[str]:
 
 
 def _mode_problems(c: RunConfig) -> Iterator[str]:
-    """What does not fit together in the way that generation and training overlap."""
+    """Yield inconsistencies in how generation and training overlap."""
     a = c.async_training
     if a.partial_rollout and a.staleness_threshold == 0:
         yield (
@@ -103,7 +103,7 @@ def _mode_problems(c: RunConfig) -> Iterator[str]:
 
 
 def _sharing_problems(c: RunConfig, shared: Sharing) -> Iterator[str]:
-    """Colocated sync on GPUs: trainer and engines are on the same ones."""
+    """Yield problems of colocated sync on GPUs, where trainer and engines use the same ones."""
     if _needs_gpus(c):
         yield (
             f"mode: colocated_sync puts a trainer's rank and an engine on one GPU, where {c.sync.transport} "
@@ -125,13 +125,13 @@ def _sharing_problems(c: RunConfig, shared: Sharing) -> Iterator[str]:
 
 
 def _needs_gpus(c: RunConfig) -> bool:
-    """Whether every rank of the weight group needs a GPU of its own, as far as the transport is imported."""
+    """Whether every rank of the weight group needs its own GPU. False if the transport is not imported."""
     transport = TRANSPORTS.loaded(c.sync.transport)
     return transport is not None and transport.memory == "cuda"
 
 
 def _half(shared: Sharing) -> float:
-    """An engine's share when the trainer gets as much as all engines of a GPU."""
+    """Return an engine's share if the trainer gets as much as all engines of a GPU together."""
     return int(100 * 0.5 / shared.engines) / 100
 
 
@@ -140,8 +140,10 @@ def _yaml(value: object) -> str:
 
 
 def algorithm_problems(c: RunConfig) -> Iterator[str]:
-    """What does not fit together in the algorithm's settings; of algorithms that are not imported yet, what
-    can be told without their needs."""
+    """Yield inconsistencies in the algorithm's settings.
+
+    For algorithms that are not imported yet, only what can be checked without knowing their requirements.
+    """
     yield from name_problems(c)
     correction, recomputed = c.algorithm.rollout_correction, c.recomputes_old
     if (loss := loss_of(c)) is not None:
@@ -195,7 +197,7 @@ _BAND = re.compile(r"^\s*[0-9.]+(e[-+]?[0-9]+)?(_[0-9.]+(e[-+]?[0-9]+)?)?\s*$", 
 
 
 def _correction_problems(c: RunConfig) -> Iterator[str]:
-    """Names and thresholds that would only fail in the first update."""
+    """Check names and thresholds that would otherwise fail only in the first update."""
     r = c.algorithm.rollout_correction
     where = "algorithm.rollout_correction"
     names = [name.strip() for name in (r.rollout_rs or "").split(",") if name.strip()]
@@ -215,8 +217,11 @@ def _correction_problems(c: RunConfig) -> Iterator[str]:
 
 
 def _sampling_problems(c: RunConfig) -> Iterator[str]:
-    """With top-p or top-k the engine's log-probs are those of the kept tokens, renormalised: no ratio of them
-    to the trainer's, which know nothing of the kept set, means anything."""
+    """Yield problems with top-p and top-k.
+
+    With them, the engine's log-probs are renormalised over the kept tokens. The trainer does not know the
+    kept set, so the ratio of its probabilities to the engine's is meaningless.
+    """
     if c.rollout.top_p == 1 and c.rollout.top_k in (-1, 0):
         return
     what = "rollout.top_p" if c.rollout.top_p < 1 else "rollout.top_k"
@@ -249,7 +254,7 @@ def _critic_problems(c: RunConfig) -> Iterator[str]:
 
 
 def _loss_problems(c: RunConfig, loss: PolicyLoss) -> Iterator[str]:
-    """What a policy loss needs and does not get."""
+    """Yield unmet requirements of a policy loss."""
     correction, recomputed, name = c.algorithm.rollout_correction, c.recomputes_old, c.actor.policy_loss
     if correction.rollout_is and not recomputed and not loss.rollout_weights:
         yield (

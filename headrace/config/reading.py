@@ -1,4 +1,4 @@
-"""Configuration of what a run leaves behind for its readers."""
+"""Configuration of what a run records for people to read."""
 
 from __future__ import annotations
 

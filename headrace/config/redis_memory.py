@@ -1,8 +1,8 @@
-"""How much memory of the server a run can take: the gate bounds the samples, the limits bound each of them.
+"""Bounds a run's Redis memory: the gate bounds the number of samples, the limits bound their size.
 
-What is counted is what may lie in the server at once: `max_required` finished groups of the longest kind, the
-prompts that wait ahead of the rollouters and those of what was trained since the oldest checkpoint, and a
-record of every sample of the run. Once a group is trained its tokens are removed.
+The bound covers everything that may be in the server at once: `max_required` finished groups of maximum
+length, the prompts waiting ahead of the rollouters, the prompts of samples trained since the oldest
+checkpoint, and a record of every sample of the run. A group's tokens are removed once it is trained.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from headrace.config.run import RunConfig
 
 TOKEN_BYTES = 4 + 4 + 1
-"""Id, log-prob and mask of a response token on the wire."""
+"""Bytes of a response token on the wire: id, log-prob and mask."""
 _TRAJECTORY_BYTES = 256
 """Segments, reward and its parts."""
 _PROMPT_BYTES = 1024
 """Ground truth and extra information."""
 _RECORD_BYTES = 1024
-"""What stays of a sample until the end of the run."""
+"""Record of a sample, kept until the end of the run."""
 _OVERHEAD = 1.3
-"""Of the server: allocator, append-only buffers, streams."""
+"""Factor for the server's overhead: allocator, append-only buffers, streams."""
 _SERVER_BYTES = 16 * 2**20
 """An empty server with its clients."""
 TRACE_BYTES = 16 * 2**20
-"""Most that waits there of a timeline, in a cluster."""
+"""Largest size of trace events waiting in the server, in a cluster."""
 
 
 def largest_sample_bytes(config: RunConfig) -> int:
-    """A group whose every response reaches `data.max_response_length`."""
+    """Return the size of a group in which every response has `data.max_response_length` tokens."""
     estimator = estimator_of(config)
-    # One of the user's cannot be asked where it is not imported: at most it wants a greedy response.
+    # A user's estimator may not be imported here. At most it needs a greedy response, so assume that.
     group = config.rollout.n + (estimator is None or estimator.greedy_baseline)
     response = config.data.max_response_length * TOKEN_BYTES + _TRAJECTORY_BYTES
     return prompt_bytes(config) + group * response
@@ -44,7 +44,7 @@ def prompt_bytes(config: RunConfig) -> int:
 
 
 def needed_bytes(config: RunConfig) -> int:
-    """What the server must be able to hold, for the run never to stand still for want of memory."""
+    """Return the memory with which the run never stalls because the server is full."""
     total, rule = config.rollout.total_rollout_steps, config.rule
     ahead = config.data.max_ahead or 2 * rule.max_required
     since_checkpoint = total
@@ -58,7 +58,7 @@ def needed_bytes(config: RunConfig) -> int:
 
 
 def too_small(config: RunConfig, limit_bytes: int) -> str | None:
-    """Why a server that may use `limit_bytes` is not enough; None when it is, or 0 (no limit)."""
+    """Say why `limit_bytes` of memory is not enough; None if it is, or if it is 0 (no limit)."""
     needed = needed_bytes(config)
     if not limit_bytes or needed <= limit_bytes:
         return None

@@ -1,7 +1,7 @@
-"""Redis URLs: taken apart, and shown to people without the password.
+"""Parse Redis URLs, and mask their passwords for display.
 
 redis-py accepts a password in the user part (`redis://user:secret@host`) and in the query
-(`?password=secret`); both are masked here, so a URL that went through `masked` may be printed or logged.
+(`?password=secret`). Both are masked here, so the result of `masked` may be printed or logged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SECRET_QUERY_KEYS = ("password", "ssl_password")
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """The parts of a URL. `path` is set for unix sockets only, `host` and `port` for the others."""
+    """The parts of a URL. `path` is set only for Unix sockets, `host` and `port` only for other URLs."""
 
     scheme: str
     host: str
@@ -28,12 +28,12 @@ class RedisAddress:
 
     @property
     def where(self) -> str:
-        """`host:port` or the socket's path, for messages."""
+        """Return `host:port` or the socket's path, for messages."""
         return self.path if self.path is not None else f"{self.host}:{self.port}"
 
 
 def parse(url: str) -> RedisAddress:
-    """Take `url` apart. Raises ValueError (which never quotes the password) when it cannot be read."""
+    """Parse `url`. Raises ValueError, which never quotes the password, if it is malformed."""
     try:
         parts = urlsplit(url)
         port = parts.port or DEFAULT_PORT
@@ -54,9 +54,9 @@ def parse(url: str) -> RedisAddress:
 
 
 def masked(url: str) -> str:
-    """`url` with every password replaced by `***`; a URL that cannot be read is masked altogether.
+    """Replace every password in `url` by `***`. A malformed URL is masked entirely.
 
-    An unquoted `/`, `?` or `#` in a password moves its rest out of the user part: masked altogether, too.
+    So is one whose password contains an unquoted `/`, `?` or `#`, which moves the rest out of the user part.
     """
     try:
         parts = urlsplit(url)
@@ -77,22 +77,22 @@ def masked(url: str) -> str:
 
 
 def build(host: str, port: int, password: str, db: int = 0) -> str:
-    """A `redis://` URL for a server that asks for a password."""
+    """Return a `redis://` URL for a server with a password."""
     return f"redis://:{quote(password, safe='')}@{host}:{port}/{db}"
 
 
 def at_socket(path: Path, password: str, db: int = 0) -> str:
-    """A `unix://` URL for a server that asks for a password."""
+    """Return a `unix://` URL for a server with a password."""
     return f"unix://:{quote(password, safe='')}@{quote(str(path))}?db={db}"
 
 
 def with_password(url: str, password: str) -> str:
-    """`url` with this password, unless it has one."""
+    """Add the password to `url`, unless it has one."""
     try:
         if parse(url).password is not None:
             return url
     except ValueError:
-        return url  # whoever connects says what is wrong with it
+        return url  # the connection attempt reports what is wrong with it
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{user if at else ''}:{quote(password, safe='')}@{host}"))

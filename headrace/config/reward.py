@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 REMOTE_KINDS = ("http", "reward_model")
 OWN_KINDS = ("function", *REMOTE_KINDS)
-"""Kinds that say where a reward of yours is; the others name one that is installed."""
+"""Kinds that locate a custom reward. All other kinds name an installed one."""
 REWARDS: Registry[Callable[..., Any]] = Registry(
     "reward",
     {
@@ -25,8 +25,8 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
     },
     group="headrace.rewards",
 )
-"""Functions as verl's `compute_score`. They run in processes as those of users do: the shipped ones evaluate
-what the model wrote, and an answer like 9**9**9**9 can keep them busy for ever."""
+"""Functions with verl's `compute_score` interface. They run in separate processes, as user functions do: the
+shipped ones evaluate the model's output, and an answer like 9**9**9**9 can keep them busy forever."""
 
 
 def _kind(kind: str) -> str:
@@ -102,7 +102,7 @@ class RewardConfig(Section):
 
     @property
     def needs_prompt(self) -> bool:
-        """Whether some source is given the prompt beside the response."""
+        """Whether any source needs the prompt as well as the response."""
         return any(source.kind in REMOTE_KINDS for source in self.sources.values())
 
 
@@ -120,7 +120,7 @@ _OF_KIND = {
 
 
 def reward_problems(c: RunConfig) -> Iterator[str]:
-    """What does not fit together in the reward, each with the change that mends it."""
+    """Yield inconsistencies in the reward settings, each with its fix."""
     custom, sources = c.custom_reward_function.path, c.reward.sources
     if custom is None and not sources:
         yield (
@@ -153,7 +153,7 @@ def reward_problems(c: RunConfig) -> Iterator[str]:
 
 def _source_problems(where: str, source: RewardSource) -> Iterator[str]:
     for key, kinds in _OF_KIND.items():
-        # Not `model_fields_set`: the resolved configuration, which the services read, has every key.
+        # Not `model_fields_set`: services read the resolved configuration, in which every key is set.
         is_set = getattr(source, key) != RewardSource.model_fields[key].default
         if is_set and source.kind not in kinds:
             yield f"{where}.{key} is for kind {' or '.join(kinds)}, not {source.kind}: leave it out"
@@ -172,13 +172,13 @@ def _source_problems(where: str, source: RewardSource) -> Iterator[str]:
 
 
 def _url_problem(url: str) -> str | None:
-    """What an HTTP client could not make of it."""
+    """Return what is wrong with a URL for an HTTP client; None if nothing is."""
     if any(not character.isprintable() or character.isspace() for character in url):
         return "holds a blank or a control character: take it out"
     try:
         parts = urlsplit(url)
-        port = parts.port  # parsed when it is asked for
-    except ValueError:  # its text may show parts of a password
+        port = parts.port  # parsed lazily: may raise ValueError
+    except ValueError:  # its text may contain parts of a password
         port = 0
     if port == 0:
         return "is no address: write http://HOST or http://HOST:PORT, an IPv6 host in [], a port below 65536"

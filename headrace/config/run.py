@@ -1,8 +1,8 @@
 """The run's configuration: one pydantic model, the same for every service, local or in a cluster.
 
-Keys are named as verl names them where the meaning is the same. Unknown keys are refused
-(`headrace.config.loading` adds the nearest known one to the message); values that do not fit together
-are refused when the file is read, with the change that mends it.
+Keys have verl's names where the meaning is the same. Unknown keys are refused, and `headrace.config.loading`
+adds the nearest known one to the message. Inconsistent values are refused when the file is read, with
+the fix.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelConfig(Section):
     time, a tenth of the memory. Unset: for models of over 1 B parameters."""
 
     def recomputes(self, parameters: int) -> bool:
-        """Whether a model of that many parameters computes its layers again in the backward pass."""
+        """Whether a model with that many parameters recomputes activations in the backward pass."""
         wanted = self.enable_gradient_checkpointing
         return parameters > 10**9 if wanted is None else wanted
 
@@ -118,13 +118,13 @@ class AsyncTrainingConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _partial_only_with_staleness(cls, data: Any) -> Any:
-        """What the default of `partial_rollout` is, so that the resolved configuration says what happens."""
+        """Fill in the default of `partial_rollout`, so that the resolved configuration shows it."""
         if not isinstance(data, dict) or data.get("partial_rollout") is not None:
             return data
         try:
             positive = float(data.get("staleness_threshold", 0.0)) > 0
         except (TypeError, ValueError):
-            positive = False  # refused by its own field
+            positive = False  # the field's own validation refuses it
         return {**data, "partial_rollout": positive}
 
 
@@ -319,18 +319,17 @@ class RunConfig(Section):
 
     @property
     def derived_mode(self) -> Mode:
-        """`mode`, or what the parameters amount to."""
+        """Return `mode`, or the mode that the parameters express."""
         return Mode(self.mode) if self.mode is not None else derive_mode(self.rule)
 
     @property
     def waits_for_commit(self) -> bool:
-        """Whether the trainer waits for every sync round before it goes on: the modes that are defined by
-        their boundaries."""
+        """Whether the trainer waits for each sync round to finish, in modes defined by sync boundaries."""
         return self.mode is not None
 
     @property
     def gpu_sharing(self) -> Sharing | None:
-        """How trainer and engines divide the GPUs that they share; None where each has its own."""
+        """Return how trainer and engines divide shared GPUs; None if they do not share any."""
         if self.mode != "colocated_sync" or self.trainer.device != "cuda":
             return None
         engine = self.rollout.engine
@@ -340,7 +339,7 @@ class RunConfig(Section):
 
     @property
     def recomputes_old(self) -> bool:
-        """Whether the trainer keeps the window's first weights and scores every batch under them."""
+        """Whether the trainer keeps the window's first weights and computes old log-probs with them."""
         return not self.async_training.use_rollout_log_probs
 
     @property
@@ -349,12 +348,12 @@ class RunConfig(Section):
 
     @property
     def has_greedy_baseline(self) -> bool:
-        """Whether every group gets a greedy response beside it."""
+        """Whether every group gets an additional greedy response."""
         return self.estimator.greedy_baseline
 
     @property
     def estimator(self) -> Estimator:
-        """Raises ValueError while one of the user's is not imported: `algorithm_checks.load_estimator`."""
+        """Raises ValueError if it is not imported yet: call `algorithm_checks.load_estimator` first."""
         found = estimator_of(self)
         if found is None:
             raise ValueError(f"{self.algorithm.adv_estimator} is not imported yet")
@@ -362,30 +361,30 @@ class RunConfig(Section):
 
     @property
     def canary_limit(self) -> float:
-        """`sync.canary_tolerance`, or what suits `model.dtype`."""
+        """Return `sync.canary_tolerance`, or the default for `model.dtype`."""
         if self.sync.canary_tolerance is not None:
             return self.sync.canary_tolerance
         return 0.05 if self.model.dtype == "float32" else 1.0
 
     @property
     def world_size(self) -> int:
-        """Trainer ranks."""
+        """Return the number of trainer ranks."""
         return self.trainer.nnodes * self.trainer.n_gpus_per_node
 
     @property
     def samples_per_update(self) -> int:
-        """R*M: samples that one claim takes."""
+        """R*M: samples per claim."""
         return self.async_training.require_batches * self.actor.ppo_mini_batch_size
 
     @property
     def optimizer_steps(self) -> int:
-        """Of the whole run, when every sample is trained."""
+        """Return the optimizer steps of the whole run, assuming that every sample is trained."""
         return -(-self.rollout.total_rollout_steps // self.actor.ppo_mini_batch_size)
 
     @model_validator(mode="before")
     @classmethod
     def _mode_sets_parameters(cls, data: Any) -> Any:
-        """A mode fills in the parameters that it consists of, where they are unset."""
+        """Fill in the unset parameters that a mode defines."""
         mode = data.get("mode") if isinstance(data, dict) else None
         if not isinstance(mode, str) or mode not in MODE_PARAMETERS:
             return data
@@ -402,7 +401,7 @@ class RunConfig(Section):
         return self
 
     def to_plain(self) -> dict[str, Any]:
-        """The resolved configuration as plain data; a password in `redis.url` is masked."""
+        """Return the resolved configuration as plain data, with any password in `redis.url` masked."""
         plain = self.model_dump(mode="json")
         if self.redis.url:
             from headrace.config.redis_url import masked

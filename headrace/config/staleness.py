@@ -6,7 +6,7 @@ B = S*R*M samples per window:
     max_required = B + floor(eta * B)
     a new start is allowed  <=>  in_flight + parked + queued + training + trained_since_sync < max_required
 
-The ledger evaluates the right-hand side inside `take` from its own state; there is no other counter.
+The ledger evaluates the right-hand side inside `take` from its own state. There is no other counter.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MODE_PARAMETERS: dict[str, dict[str, Any]] = {
         "partial_rollout": False,
     },
 }
-"""What `mode` stands for. One batch ahead: with eta = 1 and work that finishes before each sync, the batch
-that generates while another trains is the next one."""
+"""The parameters that `mode` sets. One batch ahead: with eta = 1 and work that finishes before each sync, the
+batch being generated while another trains is the next one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StalenessRule:
     threshold: float
     partial_rollout: bool
     max_version_gap: int | None = None
-    """K: running work whose oldest version is K or more behind the next one is let finish; None: none is."""
+    """K: work whose oldest version is K or more behind the next one finishes first; None: no work does."""
 
     @property
     def window(self) -> int:
@@ -62,7 +62,7 @@ class StalenessRule:
 
     @property
     def max_required(self) -> int:
-        """Largest number of samples started but not yet left behind by a sync.
+        """Largest number of samples started and not yet cleared by a sync.
 
         Decimal(str(eta)) keeps 0.1 * 10 at 1; binary floating point would make it 0.999...
         """
@@ -71,16 +71,16 @@ class StalenessRule:
 
     @property
     def crosses(self) -> int | None:
-        """K: how many versions the tokens of one trajectory may come from; None when unbounded.
+        """K: how many versions the tokens of one trajectory may come from; None if unbounded.
 
-        Work that is let finish before every sync has tokens of one version.
+        Work that finishes before every sync has tokens of a single version.
         """
         return self.max_version_gap if self.threshold > 0 and self.partial_rollout else 1
 
     def finish_through(self, next_version: int) -> int | None:
-        """Running work whose oldest version is this or lower is let finish before `next_version` commits.
+        """Work whose oldest version is at most this must finish before `next_version` commits.
 
-        None: everything is interrupted.
+        Newer work is interrupted. None: everything is interrupted.
         """
         return None if self.crosses is None else next_version - self.crosses
 
@@ -103,15 +103,15 @@ class StalenessRule:
 
 
 History = Sequence[tuple[int, StalenessRule]]
-"""(version, rule) in order, each in force from the commit of its version on. They differ in S and eta. A
-lineage's begins with the version that it commits first."""
+"""(version, rule) in order. Each rule is in force from the commit of its version; rules differ in S and eta.
+A lineage's history begins with the first version that it commits."""
 
 
 def waiting_bound(history: History, version: int, kept: int = 0) -> int:
-    """Most samples that are outstanding at the commit of `version`. `kept`: how many the lineage began with.
+    """Most samples outstanding at the commit of `version`. `kept`: how many the lineage began with.
 
-    Under one rule floor(eta * B). After a change what was let in before may stand above the new limit; then
-    nothing is started, and each window takes its B.
+    Under a single rule: floor(eta * B). After a change, samples admitted before may exceed the new limit.
+    Then nothing is started, and each window trains B of them.
     """
     bound = max(kept, history[0][1].max_required - history[0][1].window)
     for number, (at, rule) in enumerate(history):
@@ -125,10 +125,10 @@ def waiting_bound(history: History, version: int, kept: int = 0) -> int:
 def gap_bound(history: History, oldest: int, kept: int = 0) -> int | None:
     """Largest version gap of a sample whose oldest token is of version `oldest`; None when unbounded.
 
-    With one rule at most its `largest_gap`. In general K - 1 + ceil(W / B): W is the most that waits at one
-    of the K commits before which it can finish, B the smallest window that may train it. A sample older than
-    the lineage was kept under the first rule; after a change it may also have waited behind all of the
-    `kept` ones. docs/staleness.md.
+    Under a single rule: at most its `largest_gap`. In general K - 1 + ceil(W / B): W is the most that waits
+    at any of the K commits before which it can finish, and B is the smallest window that may train it. A
+    sample older than the lineage was kept under the first rule. After a change it may also have waited behind
+    all `kept` ones. See docs/staleness.md.
     """
     begun = history[0][0]
     if oldest < begun and len(history) == 1:
@@ -148,13 +148,13 @@ def gap_bound(history: History, oldest: int, kept: int = 0) -> int | None:
 
 
 Forks = Mapping[int, tuple[int, int]]
-"""First version of a lineage -> (the committed version that its checkpoint comes after, windows between)."""
+"""First version of a lineage -> (the committed version before its checkpoint, windows in between)."""
 
 
 def syncs_between(forks: Forks, one: int, other: int) -> int:
-    """Windows of training between two policies: back from each to the last that both come from.
+    """Count the training windows between two policies, via their latest common ancestor.
 
-    Every version comes from the one before it, but for those that began a lineage.
+    Every version descends from the one before it, except those that began a lineage.
     """
     windows = 0
     while one != other:
@@ -165,7 +165,7 @@ def syncs_between(forks: Forks, one: int, other: int) -> int:
 
 
 def derive_mode(rule: StalenessRule) -> Mode:
-    """The name of the mode that the parameters express."""
+    """Return the mode that the parameters express."""
     if rule.threshold == 0:
         return Mode.ON_POLICY_PIPELINE if rule.sync_steps == 1 else Mode.STREAM_OFF_POLICY
     return Mode.ASYNC_PARTIAL if rule.partial_rollout else Mode.ASYNC_STALE

@@ -1,8 +1,8 @@
-"""What of its configuration may change while a run is on: the fields whose lifetime is `LIVE`, which are eta,
-S and what the coordinator alone reads of its cluster. Everything else is refused by name.
+"""Settings that may change during a run: the fields whose lifetime is `LIVE`.
 
-A change is wanted as soon as it is in the file. The trainer takes eta and S up with its next snapshot, so
-that a window has one S from its beginning to its end, and the gate follows with the commit of that snapshot.
+These are eta, S and the cluster settings that only the coordinator reads. A change of any other is refused by
+name. A change is requested once it is in the file. The trainer applies eta and S at its next snapshot, so
+that S is constant within a window, and the gate follows when that snapshot is committed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.config.run import RunConfig
 
 TUNABLE = lifetime.keys("live")
 GATE = tuple(key for key in TUNABLE if not key.startswith("kubernetes."))
-"""The others are read by the coordinator alone, whenever it needs them."""
+"""Only the coordinator reads the others, whenever it needs them."""
 _LEFT_ALONE = frozenset((*TUNABLE, *lifetime.keys("initial")))
 _HINT = {
     "async_training.partial_rollout": "write it down as it is: unset, it follows staleness_threshold",
@@ -21,7 +21,7 @@ _HINT = {
 
 
 def refused(before: RunConfig, after: RunConfig) -> list[str]:
-    """One sentence for every key that differs and must not."""
+    """Return one sentence for every key that must not change but does."""
     out = []
     for key in loading.known_keys():
         if key in _LEFT_ALONE:
@@ -34,7 +34,7 @@ def refused(before: RunConfig, after: RunConfig) -> list[str]:
 
 
 def changed(before: RunConfig, after: RunConfig) -> list[str]:
-    """`key: was -> is` for what may change and does."""
+    """Return `key: was -> is` for every key that may change and does."""
     out = []
     for key in TUNABLE:
         was, now = loading.value_at(before, key), loading.value_at(after, key)
@@ -44,6 +44,6 @@ def changed(before: RunConfig, after: RunConfig) -> list[str]:
 
 
 def too_large(config: RunConfig, limit_bytes: int) -> str | None:
-    """Why a server that may use `limit_bytes` does not hold what the gate of `config` lets in."""
+    """Say why a server with `limit_bytes` cannot hold what the gate of `config` admits; else None."""
     why = too_small(config, limit_bytes)
     return why and f"{' and '.join(GATE)}: Redis has maxmemory {limit_bytes}: {why}"

@@ -28,7 +28,7 @@ _RED, _YELLOW, _GREEN = "red", "yellow", "green"
 
 
 def build(rows: Sequence[PanelRow]) -> dict[str, Any]:
-    """The dashboard in Grafana's format: rows from top to bottom, panels from left to right."""
+    """Return the dashboard in Grafana's format: rows from top to bottom, panels from left to right."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in rows:
@@ -163,7 +163,7 @@ def _mappings(panel: Panel) -> dict[str, Any]:
 
 
 def with_others(row: PanelRow) -> PanelRow:
-    """The row, with the panels of entries that it does not name added at the end."""
+    """Return the row with panels appended for the entries that it does not name."""
     shown = {panel.title for panel in row.panels}
     others = [
         panel_of(entry)

@@ -14,7 +14,7 @@ _PODS = f'{_RUN}, pod=~"$pod"'
 
 
 Metric = str | Shown
-"""One of ours as `headrace.metrics` has it; a record of the rules, or a metric of others, by its name."""
+"""Our own metric, or the name of a recording rule or of another exporter's metric."""
 
 
 def name_of(metric: Metric) -> str:
@@ -51,7 +51,7 @@ def quantile(q: float, metric: Metric, more: str = "", by: str = "release") -> s
 
 
 def mean(metric: Metric, by: str = "release") -> str:
-    """Of a histogram."""
+    """Return the mean of a histogram."""
     return f"{rate(of_run(sum_of(metric)), by)} / {rate(of_run(count_of(metric)), by)}"
 
 
@@ -77,12 +77,12 @@ def number(
 
 
 def of(metric: Shown) -> Panel:
-    """The panel that a metric's entry defines. Raises ValueError if it defines none."""
+    """Return the panel that a metric's entry defines. Raises ValueError if it defines none."""
     return panel_of(entry_of(metric))
 
 
 def panel_of(entry: Entry) -> Panel:
-    """The same."""
+    """Like `of`, for an entry."""
     graph = entry.graph
     if graph is None:
         raise ValueError(f"{entry.name} has no panel of its own")

@@ -1,4 +1,4 @@
-"""What the dashboard is made of: rows of panels."""
+"""The parts of a dashboard: rows of panels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Panel:
     queries: Sequence[tuple[str, str]] = ()
     description: str = ""
     text: str = ""
-    """Markdown, of a text panel."""
+    """Markdown of a text panel."""
     width: int = 8
     height: int = 8
     stacked: bool = False
     low: float | None = None
-    """Values from here on are yellow."""
+    """Values of at least this are yellow."""
     high: float | None = None
-    """Values from here on are red."""
+    """Values of at least this are red."""
     names: Sequence[tuple[str, str]] = ()
     """(text, colour) of the values 0, 1, 2, ..."""
 

@@ -22,7 +22,7 @@ _ROLLOUTER_IDLE = f"clamp_min(1 - {_BUSY}, 0)"
 _UP = of_run("up", 'job="rollouter"')
 _FIRING = of_run("ALERTS", 'alertname=~"Headrace.*", alertstate="firing"')
 # The chart shortens long release names for its objects, so the Deployment's name is derived from a pod's. Any
-# of the run's pods will do, since there may be no rollouter.
+# of the run's pods will do, since there may be no rollouters.
 _DEPLOYMENT = (
     f"label_replace({of_run('up')}, "
     '"deployment", "$1-rollouter", "pod", "(.+)-(?:coordinator|queue|rollouter|trainer)-.+")'

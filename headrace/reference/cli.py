@@ -1,7 +1,7 @@
-"""Writes docs/cli.md from the commands themselves: `python -m headrace.reference.cli`.
+"""Write docs/cli.md from the commands' parsers: `python -m headrace.reference.cli`.
 
-A command's module may have `EXIT_CODES`, code -> meaning, beside those of all commands, and `JSON`, key ->
-meaning of what `--json` prints.
+A command's module may define `EXIT_CODES` (code -> meaning), in addition to those of all commands, and `JSON`
+(key -> meaning) for the output of `--json`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ For zsh write it to a file `_headrace` in a directory of `$fpath`, for fish to
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     with mock.patch.dict(os.environ, COLUMNS=_COLUMNS):
         return "".join(_page())
 

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the configuration models: `python -m headrace.reference.config`."""
+"""Write docs/configuration.md from the configuration models: `python -m headrace.reference.config`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _rows(
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:
-    """The section that each entry of a mapping is."""
+    """Return the section model of a mapping's entries, if any."""
     found = get_args(annotation)[-1] if get_origin(annotation) is dict else None
     return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
@@ -91,7 +91,7 @@ def _line(key: str, info: FieldInfo, lifetime: Lifetime) -> str:
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     out = [_HEAD]
     plain = []
     for name, info in RunConfig.model_fields.items():

@@ -1,4 +1,4 @@
-"""Prints docs/ledger.md from the table of transitions; `make docs` writes it."""
+"""Print docs/ledger.md from the transition table. `make docs` writes the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.ledger.states import OUTSTANDING, TRANSITIONS, State
 
 
 def _state_texts() -> dict[str, str]:
-    """The docstring under each member of `State`."""
+    """Return the docstring under each member of `State`."""
     body = ast.parse(inspect.getsource(State)).body[0]
     assert isinstance(body, ast.ClassDef)
     texts: dict[str, str] = {}

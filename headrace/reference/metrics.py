@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the table of metrics: `python -m headrace.reference.metrics`."""
+"""Write docs/metrics.md from the table of metrics: `python -m headrace.reference.metrics`."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ _READING = """
 
 
 def services() -> dict[str, dict[str, Entry]]:
-    """Every service's own Prometheus metrics by the name that is scraped."""
+    """Return every service's own Prometheus metrics, by scraped name."""
     return {
         s.name: s.entries for s in (trainer.SERVICE, rollouter.SERVICE, coordinator.SERVICE, queue.SERVICE)
     }
 
 
 def _run_log() -> Iterator[str]:
-    """A line for each meaning: keys that share one stand in braces."""
+    """Yield a line for each meaning. Keys that share one are written in braces."""
     for (meaning, when), group in itertools.groupby(
         row_keys.TABLE.entries.values(), lambda e: (e.meaning, e.when)
     ):
@@ -87,7 +87,7 @@ def _run_log() -> Iterator[str]:
 
 
 def _braced(names: Sequence[str]) -> str:
-    """`a/{b,c}/d` for `a/b/d` and `a/c/d`."""
+    """Return `a/{b,c}/d` for `a/b/d` and `a/c/d`."""
     if len(names) == 1:
         return names[0]
     parts = [name.split("/") for name in names]
@@ -97,7 +97,7 @@ def _braced(names: Sequence[str]) -> str:
 
 
 def _common(parts: Sequence[Sequence[str]]) -> int:
-    """How many elements at the beginning all have in common."""
+    """Return the length of the longest common prefix."""
     columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
     return sum(1 for _ in columns)
 

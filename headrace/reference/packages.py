@@ -1,4 +1,4 @@
-"""Writes the table of packages in docs/find-your-way.md; `make docs` runs it."""
+"""Write the table of packages in docs/find-your-way.md. `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVICES = {
     "headrace_rollouter": "services/rollouter",
     "headrace_trainer": "services/trainer",
 }
-"""Python package of each service -> the folder that it is in."""
+"""Python package of each service -> its folder."""
 LAYERS = (
     *(
         "v1",
@@ -32,16 +32,16 @@ LAYERS = (
     *("records", "traces", "models", "weights", "service", "environments", "demo", "data", "rewards"),
     *("monitoring", "local", "report", *SERVICES, "cli", "reference"),
 )
-"""The packages of `headrace` and the services, from the bottom up. Each imports only those before it."""
+"""The packages of `headrace` and the services, bottom first. Each imports only earlier ones."""
 
 
 def folder(package: str) -> str:
-    """Where a package of LAYERS is, from the root of the repository."""
+    """Return the folder of a package of LAYERS, relative to the repository's root."""
     return f"{SERVICES[package]}/{package}" if package in SERVICES else f"headrace/{package}"
 
 
 def table() -> str:
-    """The packages, the highest first, each with the first paragraph of its docstring."""
+    """Return the table of packages, top first, each with the first paragraph of its docstring."""
     rows = []
     for package in reversed(LAYERS):
         source = (ROOT / folder(package) / "__init__.py").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def table() -> str:
 
 
 def render(page: str) -> str:
-    """`page` with the table that the code has now."""
+    """Return `page` with the current table."""
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n\n{table()}\n\n{END}{after}"

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/from-verl.md from the code that reads the keys; `make docs` runs it."""
+"""Write the tables of docs/from-verl.md from the code that reads the keys. `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ START, END = "<!-- made from headrace/compat/verl/keys.py: begin -->", "<!-- end
 
 
 def tables() -> str:
-    """What stands between the markers."""
+    """Return the text between the markers."""
     same = [f"`{key}`" for key, found in KEYS.items() if found == Same(key)]
     renamed = [
         f"| `{key}` | `{found.key}` | {found.note} |"
@@ -72,7 +72,7 @@ def _values(found: NoEffect) -> str:
 
 
 def render(page: str) -> str:
-    """`page` with the tables that the code has now."""
+    """Return `page` with the current tables."""
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n\n{tables()}\n\n{END}{after}"

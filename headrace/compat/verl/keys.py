@@ -1,9 +1,9 @@
-"""verl's configuration keys: which mean the same here, which have nothing to do, and which are refused.
+"""Table of verl's configuration keys: same meaning here, no effect, or refused.
 
-The names are those of verl's `ppo_trainer` and of its recipes `fully_async_policy` and `one_step_off_policy`.
-Keys below `actor_rollout_ref` stand here without that prefix; both spellings are understood.
+The keys are those of verl's `ppo_trainer` and its recipes `fully_async_policy` and `one_step_off_policy`.
+Keys under `actor_rollout_ref` are listed without that prefix. Both spellings are accepted.
 
-Nothing is taken over by likeness: a key that is not in this table is unknown. docs/from-verl.md is made
+Similar names are never matched: a key that is not in this table is unknown. docs/from-verl.md is generated
 from it.
 """
 
@@ -22,35 +22,35 @@ PREFIX = "actor_rollout_ref."
 
 
 NOTHING = object()
-"""What `Same.value` returns where there is nothing to set."""
+"""Returned by `Same.value` if there is nothing to set."""
 
 
 @dataclass(frozen=True)
 class Same:
-    """The same meaning under our key."""
+    """A key with the same meaning as one of ours."""
 
     key: str
     value: Callable[[Any], Any] = lambda value: value
-    """verl's value as ours; raises ValueError with advice about one that we do not have."""
+    """Converts verl's value to ours. Raises ValueError, with advice, if we have no such value."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class NoEffect:
-    """Nothing to set here: with these values things are as verl would have them anyway."""
+    """A key with nothing to set: we always behave as verl does with these values."""
 
     because: str
     values: tuple[Any, ...] | None = None
-    """Those that are accepted; None for any."""
+    """Accepted values; None for any."""
     otherwise: str = ""
-    """What to do about another value."""
+    """Advice for any other value."""
     equal_to: str = ""
-    """The key of ours whose value it must have."""
+    """Our key whose value it must equal."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Something else here, or not there at all: what to set instead."""
+    """A key with a different meaning here, or none, and what to set instead."""
 
     advice: str
 
@@ -59,7 +59,7 @@ Meaning = Same | NoEffect | Refused
 
 
 class Partly(ValueError):
-    """Some of a list has no counterpart; `kept` is what has one."""
+    """Some items of a list have no counterpart. `kept`: the items that have one."""
 
     def __init__(self, message: str, kept: list[str]) -> None:
         super().__init__(message)
@@ -163,7 +163,7 @@ _SAME_NAME = (
 
 KEYS: dict[str, Meaning] = {
     **{key: Same(key) for key in _SAME_NAME},
-    # -- the same under another name, or with other values
+    # -- same meaning, under another name or with other values
     "rollout.name": Same("rollout.name", _engine),
     "data.truncation": Same("data.truncation", _truncation, "`left` is `truncate_left`"),
     "data.trust_remote_code": Same("model.trust_remote_code"),
@@ -322,7 +322,7 @@ KEYS: dict[str, Meaning] = {
     "trainer.val_before_train": NoEffect("version 0 is validated when rollout.test_freq is on"),
     "trainer.max_critic_ckpt_to_keep": NoEffect("the critic is in the same checkpoint"),
     "trainer.default_hdfs_dir": NoEffect("checkpoints are local", (None,), "leave it out"),
-    # -- something else here
+    # -- different meaning here
     "model.override_config.*": Refused(_CONFIG_JSON),
     "critic.model.override_config.*": Refused("set it in the config.json of critic.path"),
     "actor.clip_ratio": Refused("set actor.clip_ratio_low and actor.clip_ratio_high; verl looks there first"),
@@ -339,7 +339,7 @@ KEYS: dict[str, Meaning] = {
     "data.custom_cls.path": Refused("write the rows into a file of Parquet or JSON lines"),
     "rollout.multi_turn.enable": NoEffect("one turn", (False,), "turns are an environment's"),
 }  # fmt: skip
-"""By verl's key; one that ends in `.*` stands for all below it."""
+"""By verl's key. A key that ends in `.*` covers all keys under it."""
 
 DIFFERENT_DEFAULTS: dict[str, Any] = {
     "actor.clip_ratio_high": 0.2,
@@ -357,5 +357,4 @@ DIFFERENT_DEFAULTS: dict[str, Any] = {
     "sync.transport": "nccl",
     "trainer.n_gpus_per_node": 8,
 }
-"""What verl takes where a file says nothing, by our key, where we would take something else. NCCL goes with
-`trainer.device: cuda`."""
+"""verl's defaults that differ from ours, by our key. NCCL goes with `trainer.device: cuda`."""

@@ -1,4 +1,4 @@
-"""verl's keys in a configuration become ours, one by one (`translate`) or a whole file (`convert`)."""
+"""Translate verl's configuration keys to ours, one by one (`translate`) or a whole file (`convert`)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NO_COUNTERPART = re.compile(
     r"(^|\.)(_target_|profiler|fsdp_config|checkpoint|engine_kwargs|agent|trace|ray_kwargs|ray_init|hydra"
     r"|global_profiler|megatron|override_config|sandbox_fusion|pf_ppo|fused_kernel_options)(\.|$)|^defaults$"
 )
-"""Sections about how verl itself runs."""
+"""Sections that configure how verl itself runs."""
 
 
 class NoCounterpart(ValueError):
-    """A key of verl's that has no counterpart here, or a value that has none. The message says what to do."""
+    """A verl key or value has no counterpart here. The message says what to do."""
 
     part: tuple[str, Any] | None = None
-    """Our key, and what of the value has a counterpart."""
+    """Our key, and the part of the value that has a counterpart."""
 
 
 def without_prefix(key: str) -> str:
@@ -40,7 +40,7 @@ def without_prefix(key: str) -> str:
 
 
 def meaning(key: str) -> Meaning | None:
-    """What a key of verl's means here; None when it is none that we know."""
+    """Return what a verl key means here; None if it is unknown."""
     key = without_prefix(key)
     found = KEYS.get(key)
     while found is None and "." in key:
@@ -50,14 +50,14 @@ def meaning(key: str) -> Meaning | None:
 
 
 def section_of_its_own(key: str, known: frozenset[str]) -> str | None:
-    """The section about how verl itself runs in which `key` is; None when there is none, or it is ours."""
+    """Return the section on how verl itself runs that contains `key`; None if there is none or it is ours."""
     at = _NO_COUNTERPART.search(key)
     section = key[: at.end()].rstrip(".") if at is not None else None
     return None if section is None or any(f"{one}.".startswith(f"{section}.") for one in known) else section
 
 
 def is_foreign(key: str, value: Any, known: frozenset[str]) -> bool:
-    """Whether a key is to be read as verl's: it is none of ours, or we write its value otherwise."""
+    """Whether a key is to be read as verl's: it is not ours, or its value is not in our notation."""
     found = meaning(key)
     if key not in known:
         return found is not None
@@ -71,13 +71,15 @@ def is_foreign(key: str, value: Any, known: frozenset[str]) -> bool:
 
 @cache
 def _sections() -> frozenset[str]:
-    """Sections of verl's in which there are keys that we know."""
+    """Return verl's sections that contain known keys."""
     return frozenset(key.rsplit(".", depth)[0] for key in KEYS for depth in range(1, key.count(".") + 1))
 
 
 def leaves(values: Mapping[Any, Any], known: frozenset[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of a nested mapping. A value that `known` or verl's table has as one is not
-    entered."""
+    """Yield (dotted key, value) of a nested mapping.
+
+    A mapping whose key is in `known` or in verl's table is itself a value.
+    """
     for name, value in values.items():
         key = f"{prefix}{name}"
         is_section = without_prefix(key) in _sections() or (key not in known and meaning(key) is None)
@@ -88,7 +90,7 @@ def leaves(values: Mapping[Any, Any], known: frozenset[str], prefix: str = "") -
 
 
 def translate(key: str, value: Any) -> tuple[str, Any] | None:
-    """Our key and value for one of verl's that `meaning` knows; None when there is nothing to set.
+    """Translate a verl key that `meaning` knows and its value to ours; None if there is nothing to set.
 
     Raises NoCounterpart.
     """
@@ -113,7 +115,7 @@ def translate(key: str, value: Any) -> tuple[str, Any] | None:
 
 
 def unlike(key: str, value: Any, ours: Any) -> str | None:
-    """What is wrong with a key of verl's whose value must be `ours`, that of a key here; None when it is."""
+    """Say how a verl value differs from `ours`, the value of our key that it must equal; None if equal."""
     found = meaning(key)
     if not isinstance(found, NoEffect) or value is None or value == ours:
         return None
@@ -121,7 +123,7 @@ def unlike(key: str, value: Any, ours: Any) -> str | None:
 
 
 def _among(value: Any, values: tuple[Any, ...]) -> bool:
-    """`in`, without taking 0 for false."""
+    """Like `in`, but 0 does not equal False."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
 
 
@@ -130,18 +132,18 @@ def _among(value: Any, values: tuple[Any, ...]) -> bool:
 
 @dataclass
 class Converted:
-    """A configuration of ours, and what is to be known about it."""
+    """A translated configuration, with notes about it."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    """By our dotted keys."""
+    """Values by our dotted key."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Those of `values` that verl's file does not say: verl's defaults, where ours differ."""
+    """Those of `values` that are not in verl's file: verl's defaults that differ from ours."""
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """(verl's key, why it has no counterpart and what to do)."""
 
 
 def convert(values: Mapping[str, Any]) -> Converted:
-    """A configuration of verl's as one of ours. Interpolations (`${...}`) are followed."""
+    """Convert a verl configuration to ours, resolving interpolations (`${...}`)."""
     out = Converted()
     flat = dict(leaves(values, frozenset()))
     ignored: dict[str, int] = {}
@@ -151,7 +153,7 @@ def convert(values: Mapping[str, Any]) -> Converted:
             continue
         try:
             value = resolve(raw, key, flat)
-            if meaning(key) is None and value:  # what is off or empty needs no counterpart
+            if meaning(key) is None and value:  # a disabled or empty setting needs no counterpart
                 raise NoCounterpart("there is no such setting here")
             ours = translate(key, value) if meaning(key) is not None and value is not None else None
         except NoCounterpart as error:
@@ -183,7 +185,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _replicas(flat: Mapping[str, Any], out: Converted) -> None:
-    """The number of engines follows from the GPUs of the rollout side."""
+    """Derive the number of engines from the rollout GPUs."""
     nodes, gpus = (flat.get(f"rollout.{key}") for key in ("nnodes", "n_gpus_per_node"))
     parallel = out.values.get("rollout.engine.tensor_parallel_size", 2)
     if not (_is_count(nodes) and _is_count(gpus) and _is_count(parallel)):
@@ -195,7 +197,7 @@ def _replicas(flat: Mapping[str, Any], out: Converted) -> None:
 
 
 def _run_length(flat: Mapping[str, Any], out: Converted) -> None:
-    """A batch of verl's becomes a sync window, and its steps the length of the run."""
+    """Translate verl's batch to a sync window and its steps to the run's length."""
     batch, steps = flat.get("data.train_batch_size"), flat.get("trainer.total_training_steps")
     if not _is_count(batch):
         return
@@ -213,13 +215,13 @@ def _run_length(flat: Mapping[str, Any], out: Converted) -> None:
 
 
 def _clip_ratio(out: Converted) -> None:
-    """verl looks at `clip_ratio` only where the other two are unset."""
+    """verl uses `clip_ratio` only where the other two are unset."""
     if {"actor.clip_ratio_low", "actor.clip_ratio_high"} <= out.values.keys():
         out.left_out = [(k, why) for k, why in out.left_out if without_prefix(k) != "actor.clip_ratio"]
 
 
 def _greedy_validation(flat: Mapping[str, Any], out: Converted) -> None:
-    """verl validates greedily unless `do_sample` is set, whatever the temperature."""
+    """verl validates greedily unless `do_sample` is set, regardless of the temperature."""
     sampled = [value for key, value in flat.items() if without_prefix(key) == "rollout.val_kwargs.do_sample"]
     if True not in sampled and "val.temperature" in out.values:
         out.values["val.temperature"] = 0
@@ -229,13 +231,13 @@ def _greedy_validation(flat: Mapping[str, Any], out: Converted) -> None:
 
 
 def _alike(flat: Mapping[str, Any], out: Converted) -> None:
-    """Keys whose value must be that of another one."""
+    """Check the keys whose value must equal that of another key."""
     for key, raw in flat.items():
         found = meaning(key)
         if isinstance(found, NoEffect) and found.equal_to:
             try:
                 why = unlike(key, resolve(raw, key, flat), out.values.get(found.equal_to))
-            except NoCounterpart:  # told already
+            except NoCounterpart:  # already reported
                 continue
             out.left_out += [(key, why)] if why else []
 
@@ -244,7 +246,7 @@ _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?(?P<key>[^,{}$]+?)(?:,(?P<default
 
 
 def resolve(value: Any, key: str, flat: Mapping[str, Any], depth: int = 0) -> Any:
-    """`value` with `${a.b}`, `${.sibling}` and `${oc.select:a.b,default}` followed. Raises NoCounterpart."""
+    """Resolve `${a.b}`, `${.sibling}` and `${oc.select:a.b,default}` in `value`. Raises NoCounterpart."""
     if not isinstance(value, str) or "${" not in value:
         return value
     at = _REFERENCE.match(value)
