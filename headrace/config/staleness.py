@@ -134,12 +134,13 @@ def gap_bound(history: History, oldest: int, kept: int = 0) -> int | None:
     if oldest < begun and len(history) == 1:
         return gap_bound([(oldest, history[0][1])], oldest)
     if oldest >= begun and waiting_bound(history, oldest + 1, kept) == 0:
-        return 0
+        return 0  # nothing is outstanding at the next commit, so it was trained in its own window
     crosses = history[-1][1].crosses
     if crosses is None:
         return None
     waiting = max(waiting_bound(history, max(oldest, begun) + 1 + k, kept) for k in range(crosses))
     started = max((at for at, _ in history if at <= oldest + 1), default=begun)
+    # Rules that ended before the sample could finish cannot train it.
     smallest = min(rule.window for at, rule in history if at >= started)
     bound = crosses - 1 + -(-waiting // smallest)
     if oldest < begun:
@@ -158,6 +159,7 @@ def syncs_between(forks: Forks, one: int, other: int) -> int:
     """
     windows = 0
     while one != other:
+        # The larger version cannot be an ancestor of the smaller one: step back from it.
         one, other = min(one, other), max(one, other)
         other, more = forks.get(other, (other - 1, 1))
         windows += more
