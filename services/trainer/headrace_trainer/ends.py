@@ -1,4 +1,4 @@
-"""How a trainer ends: stopped in order, or with the run completed. Every rank calls the same."""
+"""How a trainer ends: by an orderly stop, or because the run is complete. Every rank makes the same calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("headrace.trainer")
 
 
 def stop(trainer: Trainer) -> None:
-    """An orderly stop: all that was trained is in the checkpoint. It needs nobody but the other ranks."""
+    """Stop in order: everything trained goes into the checkpoint. Depends on nothing but the other ranks."""
     log.info("stopping", extra={"step": trainer.progress.step})
     if trainer.began:
         trainer.rounds.heard_last()
@@ -30,7 +30,7 @@ def stop(trainer: Trainer) -> None:
 
 
 def finish(trainer: Trainer) -> None:
-    """After the last update: its sync, the checkpoint, its validation, the exported model.
+    """Finish the run after the last update: sync, checkpoint, validation, export of the model.
 
     Raises Stopped.
     """
@@ -38,17 +38,17 @@ def finish(trainer: Trainer) -> None:
     _give_way(trainer)
     freq = trainer.config.rollout.test_freq
     if trainer.rounds.updates or (freq and trainer.rounds.validated != trainer.rounds.window):
-        # The end was not seen coming (the last samples died), or this start had nothing left to train.
+        # The end came unexpectedly (the last samples died), or this start had nothing left to train.
         trainer.rounds.begin(final=True)
         _last_sync(trainer)
-    trainer.saving.save(wait=True)  # before the last questions to Redis, which may be told to stop by now
+    trainer.saving.save(wait=True)  # before the last calls to Redis, which may already be stopping
     if trainer.ranks.is_first:
         _wait_for_validation(trainer)
     trainer.ranks.share(None)
     state = trainer.checkpoints.full_state()
     if trainer.ranks.is_first:
         export_model(trainer.config, state, trainer.run_dir / "final")
-        trainer.say_ended()  # first: what the ledger calls completed has its end in the files
+        trainer.say_ended()  # first, so that a run the ledger calls completed also ends in the files
         with trainer.ledger.unless_stopping():
             verdict = trainer.ledger.run(ops.complete(trainer.progress.lineage))
             if verdict != "ok":
@@ -59,7 +59,7 @@ def finish(trainer: Trainer) -> None:
 
 
 def _give_way(trainer: Trainer) -> None:
-    """All ranks. A trainer that another has followed leaves the files to that one. Raises Superseded."""
+    """Leave the files to a successor, if there is one. All ranks together. Raises Superseded."""
     followed = False
     if trainer.ranks.is_first:
         with trainer.ledger.unless_stopping():

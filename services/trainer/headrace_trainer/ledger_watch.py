@@ -1,5 +1,5 @@
-"""The trainer's eye on its ledger, and its sign of life there: an update may last for minutes in which rank 0
-asks Redis nothing."""
+"""Watches the ledger and shows there that the trainer is alive: rank 0 may not call Redis for minutes during
+an update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 2.0
 
 
 class LedgerWatch:
-    """A thread, from its making until `close`."""
+    """A thread that runs from construction until `close`."""
 
     def __init__(self, url: str, run: str, seen: Marks) -> None:
         self._ledger = SyncLedger(connect(url, _TIMEOUT_S), run, retry_s=0.0, seen=seen)
@@ -26,7 +26,7 @@ class LedgerWatch:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises LedgerWentBack once that was seen."""
+        """Raises LedgerWentBack once the thread has seen it."""
         if self._failure is not None:
             raise self._failure
 
@@ -42,5 +42,5 @@ class LedgerWatch:
                 self._failure = error
                 break
             except LedgerError:
-                pass  # an outage, a refused password: the matter of whoever needs Redis
+                pass  # an outage or a refused password: left to the code that needs Redis
         self._ledger.close()

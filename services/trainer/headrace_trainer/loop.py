@@ -1,9 +1,9 @@
 """One trainer rank: recover, sync, then claim -> advantage -> update -> acknowledge, until data ends.
 
-`resume` recovers, `rounds` is our side of the syncs, `learner` does the update, `ends` has the endings.
+`resume` recovers, `rounds` is the trainer's side of the syncs, `learner` does the update, `ends` ends it all.
 
-The first act is always a full sync, also onto unchanged weights: no engine generates before it holds
-what this lineage starts from.
+The first step is always a full sync, even if the weights are unchanged: no engine generates before it holds
+the weights that this lineage starts from.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ log = logging.getLogger("headrace.trainer")
 
 
 class NotFinite(RuntimeError):
-    """Nothing of several local updates in a row was finite."""
+    """Several local updates in a row had nothing finite."""
 
 
 class NothingTrained(RuntimeError):
-    """The data ended, and no sample was fit to be trained."""
+    """The data ended and no sample could be trained."""
 
 
 class Trainer:
@@ -75,7 +75,7 @@ class Trainer:
         self.snapshot = Snapshot(
             self.learner.model, config.model.dtype, config.sync.bucket_bytes, ranks.weights
         )
-        parameters = sum(p.numel() for p in self.learner.model.parameters())  # of shards: the whole tensor's
+        parameters = sum(p.numel() for p in self.learner.model.parameters())  # of whole tensors
         self.report = StepReport(config, self.ledger, ranks, run_dir, parameters)
         self.rule = WindowRule(config.rule)
         self.trained_log: TrainedLog | None = None
@@ -86,7 +86,7 @@ class Trainer:
     # -- start -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Recover from the newest checkpoint, fence older trainers, be ready to serve our weights."""
+        """Recover from the newest checkpoint, fence older trainers, get ready to serve weights."""
         if self.ranks.is_first:
             names = [t.name for unit in self.snapshot.units for t in unit.tensors]
             check_names(Path(self.config.model.path), names)
@@ -151,7 +151,7 @@ class Trainer:
         )
         self.saving = SaveSchedule(self.config, self.ranks, self.checkpoints, self.progress, self.report)
         gc.collect()
-        gc.freeze()  # what is loaded stays: full collections need not walk it
+        gc.freeze()  # what is loaded stays; full collections need not traverse it
 
     def _host(self) -> str:
         return address_facing(variables.coordinator())
@@ -174,13 +174,13 @@ class Trainer:
         except Stopped:
             ends.stop(self)
             return EX_STOPPED
-        except Exception:  # rank 0 takes the store with it: the others hear why they end
+        except Exception:  # rank 0 takes the store down: tell the others why they end
             self.rounds.server.dismiss()
             raise
         return 0
 
     def _why_nothing(self) -> str:
-        """All data are used up and no sample was trained: the run must not look completed."""
+        """Why no sample was trained although the data ended: such a run must not look completed."""
         s = self.ledger.run(ops.stats())
         return (
             f"the data ended before a single sample was trained: dead {s.dead_reasons}, dropped "
@@ -188,7 +188,7 @@ class Trainer:
         )
 
     def _next(self) -> Batch | None:
-        if self.ranks.largest(int(self.stopping())):  # any node's launcher may be told to stop
+        if self.ranks.largest(int(self.stopping())):  # any node's launcher may receive the stop
             raise Stopped
         return self.batches.next(self.rounds.window)
 
@@ -204,7 +204,7 @@ class Trainer:
             self.batches.reject(batch, learned.rejected)
             if batch.items:
                 self._acknowledge(batch, learned)
-            # Also of an update whose samples all went back: they have used up their places in the window.
+            # Also if all samples of the update went back: they have used up their places in the window.
             rounds.updates += 1
             last = self.ranks.share(self._nothing_left() if self.ranks.is_first else None)
         if last or rounds.updates >= self.rule.present.sync_steps:
@@ -221,8 +221,8 @@ class Trainer:
         self.report.end_update(batch, p, learned, self.learner.policy.learning_rate)
 
     def finish_round(self, snapshot: int = -1) -> bool:
-        """Wait for the commit of the round under way, then checkpoint if it is time. False: told to stop.
-        `snapshot`: the version that will be made of the present weights next."""
+        """Wait for the commit of the present round, then checkpoint if it is due. False if stopping.
+        `snapshot`: the version that the present weights will become next."""
         waited = self.rounds.pending
         if not self.rounds.finish():
             return False
@@ -238,7 +238,7 @@ class Trainer:
         p.trained.update(dict.fromkeys(ids, p.step))
         if self.ranks.is_first:
             heard = False
-            with self.ledger.unless_stopping():  # the checkpoint is what counts, and it is written next
+            with self.ledger.unless_stopping():  # the checkpoint is what matters, and it comes next
                 verdict = self.ledger.run(ops.train(p.lineage, p.step, ids))
                 if verdict != "ok":
                     raise refused(f"the acknowledgement of step {p.step}", verdict, p.lineage)
@@ -250,7 +250,7 @@ class Trainer:
         self.rounds.keep_canary(batch)
 
     def _count_skipped(self, learned: Learned) -> None:
-        """Raises NotFinite when updates in a row taught nothing: going on would only use up samples."""
+        """Raises NotFinite after too many updates in a row without a step: more would only waste samples."""
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.learner.is_stuck(learned) else 0
         if self._skipped_in_a_row >= self.config.trainer.max_skipped_updates:
             raise NotFinite(
@@ -260,7 +260,7 @@ class Trainer:
             )
 
     def _nothing_left(self) -> bool:
-        """Rank 0: no sample can come any more, so this was the last update."""
+        """Rank 0: whether no more samples can come, so that this was the last update."""
         with self.ledger.unless_stopping():
             s = self.ledger.run(ops.stats())
             return s.end_of_data and not any(
@@ -269,7 +269,7 @@ class Trainer:
         return False
 
     def _check_ledger(self) -> None:
-        """Rank 0, wherever it may not have asked it for long. Raises LedgerWentBack."""
+        """Rank 0: check the ledger where it may not have been called for long. Raises LedgerWentBack."""
         if self._watch is not None:
             self._watch.check()
         self._note_ledger()
@@ -286,7 +286,7 @@ class Trainer:
         return self._stop_file.exists()
 
     def say_ended(self) -> None:
-        """In the files: all that was trained and committed is in them."""
+        """Record in the files that the run has ended: everything trained and committed is in them."""
         if self.trained_log is not None:
             self.report.flush_round()
             p = self.progress

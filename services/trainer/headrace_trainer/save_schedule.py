@@ -1,4 +1,4 @@
-"""When a checkpoint is written: after a commit, by versions or by time, and at the end."""
+"""Decides when a checkpoint is written: after a commit, by versions or by time, and at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace_trainer.records.report import StepReport
 
 
 class SaveSchedule:
-    """Every rank calls the same."""
+    """Decides when to save. Every rank makes the same calls."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class SaveSchedule:
         self._saved_at = time.monotonic()
 
     def committed(self, snapshot: int = -1) -> None:
-        """A version has committed: save if it is time. `snapshot`: the version that will be made of the
-        present weights next."""
+        """Save if it is due, after a commit. `snapshot`: the version that the present weights will become
+        next."""
         if self._progress.step and self._is_time():
             self.save(snapshot=snapshot)
 
@@ -45,7 +45,7 @@ class SaveSchedule:
         return bool(self._ranks.share(elapsed >= t.save_interval_s if self._ranks.is_first else None))
 
     def save(self, wait: bool = False, snapshot: int = -1) -> None:
-        """A checkpoint of what is true now; it is written while training goes on, unless `wait`."""
+        """Save a checkpoint of the present state. It is written while training continues, unless `wait`."""
         self._progress.snapshot = snapshot
         with self._report.phase("save_checkpoint"):
             self._progress.wall_s = self._report.wall_s

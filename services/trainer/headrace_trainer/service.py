@@ -1,4 +1,4 @@
-"""The trainer of one node, for its shell: the launcher, and what a cluster needs beside it."""
+"""The trainer service of one node: the launcher, and what it needs in a cluster besides."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def serve(config: RunConfig, args: argparse.Namespace) -> int:
 
 
 def exit_code(_: Exception) -> int | None:
-    """Of an error of the launcher's own: there is none. A rank's verdict has its own code."""
+    """None: the launcher's own errors have no exit code of their own. A rank's verdict brings its code."""
     return None
 
 
 def _trace_of_others(config: RunConfig) -> AbstractContextManager[None]:
-    """In a cluster the other pods' events come here. Not in a rank: they come also while there are none."""
+    """Collect the other pods' events in a cluster. Not in a rank: events also come while no ranks run."""
     run_dir = variables.run_dir_if_set()
     if not config.trace.enable or run_dir is None or not RunLayout(run_dir).in_cluster:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""One trainer rank as a process, started by torchrun: its exit code, and what it says when it must end."""
+"""One trainer rank as a process, started by torchrun: its exit code, and its message when it fails."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def main() -> None:
         metrics.show_heartbeat(args.heartbeat)
     try:
         ended = LaunchVerdict(run(args))
-    except Exception as error:  # the last resort of a rank: torchrun ends the others
+    except Exception as error:  # last resort of a rank; torchrun ends the others
         code = exit_code(error)
         ended = LaunchVerdict(code or EX_FAILED, str(error) if code else f"{type(error).__name__}: {error}")
-        if not verdict.leave(args.state, ended):  # all fail alike, or this one has lost those that did
+        if not verdict.leave(args.state, ended):  # all ranks fail alike, or this one has lost its peers
             log.info("ends with the others", extra={"reason": ended.reason})
         else:
             known = code is not None and type(error) is not ValueError
             log.error("cannot go on", exc_info=None if known else error, extra={"reason": ended.reason})
     if ended.code == EX_STOPPED:
         verdict.leave(args.state, ended)
-    with contextlib.suppress(OSError):  # a disk without room for the log
+    with contextlib.suppress(OSError):  # disk full
         sys.stderr.flush()
     if ended.code not in (0, EX_STOPPED):
         os._exit(1)  # other threads may be inside a collective that never ends
@@ -74,12 +74,12 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The rank's whole life; its exit code when it ends in order."""
+    """Run the rank to its end. Returns its exit code if it ends in order."""
     config = load(args.config)
     load_algorithms(config)
-    library_version(config.sync.transport)  # a missing library shows before the model loads
+    library_version(config.sync.transport)  # fails on a missing library before the model loads
     torch.set_num_threads(config.trainer.omp_threads)
-    # Ranks wait for each other while rank 0 waits for samples or for a commit.
+    # Other ranks wait in collectives while rank 0 waits for samples or for a commit.
     longest = max(config.trainer.claim_timeout_s, sync_limit_s(config)) + 300.0
     longest += config.redis.outage_timeout_s
     ranks = Ranks(config.trainer.device, longest)
@@ -97,16 +97,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def exit_code(error: Exception) -> int | None:
-    """Of an ending that is understood; None for any other. Where a restart could help it is not final."""
+    """Exit code of a known failure; None for any other. A failure that a restart may cure is not final."""
     match error:
-        case CheckpointError():  # damaged, another run's, or of a history that this one has left
+        case CheckpointError():  # damaged, another run's, or of an abandoned history
             return EX_BEYOND_REPAIR
         case CommunicatorError() | SyncRefused() | ValueError():
             return EX_CONFIG
         case AdoptError():
-            return EX_BEYOND_REPAIR  # what the weights have seen and what the ledger says do not fit
+            return EX_BEYOND_REPAIR  # weights and ledger disagree about what was trained
         case TrainerSuperseded() | RefillExhausted() | NothingTrained() | NotFinite():
-            return EX_BEYOND_REPAIR  # from the same checkpoint, with the same data, it would end here again
+            return EX_BEYOND_REPAIR  # the same checkpoint and data would fail here again
         case ClaimFailed() | SyncFailed() | SaveFailed():
             return EX_FAILED  # a new lineage brings every engine up to date; a disk may have room again
     return common_exit_code(error)

@@ -1,10 +1,10 @@
-"""The trainer's heartbeat: who stands still where no deadline looks, a liveness probe finds by it.
+"""The trainer's heartbeat: it lets a liveness probe find a process that hangs where no deadline applies.
 
 A directory of this node holds one file per process: `launcher`, and `rank-0` and so on while there are ranks.
-Each sets the time of its own file again at every micro-batch, phase and turn of a wait. So a trainer that
-waits, for samples, for a commit, for other nodes or for its end, is alive, however long it waits; one whose
-oldest file is older than the probe's limit is not: a deadlock, a kernel or a write that hangs. Before a
-stretch without turns (loading a model, writing one) the file is dated ahead by what that may take.
+Each process touches its own file at every micro-batch, phase and poll of a wait. A trainer that waits for
+samples, a commit, other nodes or its own end therefore counts as alive, however long it waits. One whose
+oldest file is older than the probe's limit does not: a deadlock, a hung kernel or a hung write. Before a
+stretch without polls (loading or writing a model) the file is dated ahead by the time that may take.
 
     python3 -m headrace_trainer.distributed.heartbeat DIRECTORY --stale-seconds 1800
 
@@ -30,30 +30,30 @@ _file: Path | None = None
 
 
 def begin(file: Path) -> None:
-    """From now on `beat` in this process is about `file`, which somebody has made."""
+    """Make `beat` touch `file` in this process. The file exists already."""
     global _file
     _file = file
 
 
 def beat(ahead_s: float = 0.0) -> None:
-    """This process gets on. `ahead_s`: the next beat may come so many seconds later than usual.
+    """Record that this process makes progress. `ahead_s`: how many seconds late the next beat may be.
 
-    Nothing at all where no heartbeat was begun, and where the file is gone: then the launch is over.
+    Does nothing if no heartbeat was begun, or if the file is gone because the launch is over.
     """
     if _file is not None:
         now = time.time()
-        with contextlib.suppress(OSError):  # if it stays so, the file gets old
+        with contextlib.suppress(OSError):  # if the error persists, the file goes stale
             os.utime(_file, (now, now + ahead_s))
 
 
 def sleep(seconds: float) -> None:
-    """A turn of a wait."""
+    """Sleep once inside a wait, and beat."""
     beat()
     time.sleep(seconds)
 
 
 def age_s(directory: Path) -> float:
-    """Of the oldest file, in seconds; below 0 while it is dated ahead. Raises OSError when there is none."""
+    """Age of the oldest file in seconds, negative while dated ahead. Raises OSError if there is none."""
     oldest = (directory / LAUNCHER).stat().st_mtime
     for file in directory.glob("rank-*"):
         with contextlib.suppress(FileNotFoundError):  # the launch has just ended
@@ -65,7 +65,7 @@ class Launch:
     """The launcher's side: its own beat, and the files of the ranks that it starts."""
 
     def __init__(self, directory: Path) -> None:
-        """What an earlier container has left there goes."""
+        """Remove what an earlier container left in `directory`."""
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.ranks_ended()
@@ -73,7 +73,7 @@ class Launch:
         begin(directory / LAUNCHER)
 
     def ranks_begin(self, count: int) -> None:
-        """They are watched from now on, not only from their first beat."""
+        """Watch the ranks from now on, not only from their first beat."""
         later = time.time() + START_S
         for number in range(count):
             file = rank_file(self.directory, number)
@@ -81,7 +81,7 @@ class Launch:
             os.utime(file, (later, later))
 
     def ranks_ended(self) -> None:
-        """They are gone; nobody has to beat but the launcher."""
+        """Stop watching the ranks; only the launcher has to beat."""
         for file in self.directory.glob("rank-*"):
             file.unlink()
 

@@ -1,4 +1,4 @@
-"""What the trainer's ranks tell each other beside gradients: small JSON values, signed, never pickles."""
+"""What the trainer's ranks exchange besides gradients: small signed JSON values, never pickles."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headrace_trainer.distributed.signatures import Signatures, forbid_objects
 
 
 def keep_to_share(device: torch.device, shared: Sharing) -> None:
-    """On a GPU that engines are on as well: beyond its share the allocator gives back what it keeps unused,
-    and then fails here instead of in an engine.
+    """Limit this process to its share of a GPU that engines also use.
+    Beyond the share the allocator first frees its cached memory, then fails here instead of in an engine.
     """
     torch.cuda.set_per_process_memory_fraction(shared.trainer_share, device)
 
@@ -68,7 +68,7 @@ class Ranks:
         return self._gather(value, self.control, _wait)
 
     def gather_saved(self, value: Any) -> list[Any]:
-        """The same for the threads that write checkpoints, which are no sign of life of their ranks."""
+        """As `gather_all`, for threads that write checkpoints. They do not beat on behalf of their ranks."""
         return self._gather(value, self.saving, lambda work: work.wait())
 
     def _gather(self, value: Any, group: Any, wait: Callable[[Any], object]) -> list[Any]:
@@ -106,7 +106,7 @@ class Ranks:
         return int(tensor)
 
     def meet(self) -> None:
-        """Until every rank is here."""
+        """Wait until every rank has arrived."""
         _wait(dist.barrier(group=self.control, async_op=True))
 
     def close(self) -> None:
@@ -114,8 +114,8 @@ class Ranks:
 
 
 def _wait(work: Any) -> None:
-    """Until a control collective is done. A rank that waits for others here is alive: whoever keeps them all
-    is the one without a beat. Raises what the collective raises; its group's deadline is one such error.
+    """Wait for a control collective. A rank that waits here beats; a rank that holds the others up does not.
+    Raises what the collective raises, including the timeout of its group.
     """
     while True:
         heartbeat.beat()
@@ -123,6 +123,6 @@ def _wait(work: Any) -> None:
             work.wait(_TURN)
             return
         except RuntimeError:
-            if work.is_completed():  # then this raises what went wrong, if anything did
+            if work.is_completed():  # the wait below then raises the collective's error, if any
                 work.wait()
                 return

@@ -1,10 +1,11 @@
-"""What ranks tell each other in words is signed with the run's token, and nothing else is read.
+"""Signed control messages between ranks. Messages without a signature by the run's token are not read.
 
-Ranks find each other at a store, and by listeners of Gloo, that know no credentials: whoever reaches those
-may take a rank's place and send what he likes. In a tensor that is numbers. Words are more, such as the name
-of a checkpoint to load. Pickles, which torch's object collectives send, are code: nobody makes or reads one.
+Ranks meet at a store and at Gloo listeners, neither of which checks credentials. Anyone who reaches them can
+impersonate a rank and send anything. A forged tensor is only numbers. A forged message can name a checkpoint
+to load, for example. A pickle, which torch's object collectives send, is code, so none is written or read.
 
-Signed with the first of the run's tokens, accepted with each of them: a token is replaced node by node.
+Messages are signed with the first of the run's tokens and accepted with any, so that a token can be replaced
+node by node.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _SIZE = _DIGEST().digest_size
 
 
 class Unsigned(RuntimeError):
-    """Words that came from no rank of this launch."""
+    """A message that no rank of this launch has signed."""
 
 
 class Signatures:
     def __init__(self, tokens: Sequence[str], launch: str) -> None:
-        """`launch`: what was signed in another one is not accepted either.
+        """`launch`: id of this launch; messages signed in another one are not accepted.
 
-        Without a token anybody could sign; that suits ranks that nobody else reaches.
+        Without a token anybody could sign. That is acceptable only for ranks that nobody else can reach.
         """
         self._keys = [f"{launch} {token}".encode() for token in tokens or [""]]
 
@@ -36,7 +37,7 @@ class Signatures:
         return hmac.digest(self._keys[0], words, _DIGEST) + words
 
     def read(self, message: bytes) -> bytes:
-        """The words of a signed message. Raises Unsigned."""
+        """The payload of a signed message. Raises Unsigned."""
         given, words = message[:_SIZE], message[_SIZE:]
         if not any(hmac.compare_digest(given, hmac.digest(key, words, _DIGEST)) for key in self._keys):
             raise Unsigned(
@@ -55,7 +56,7 @@ class _Refused:
 
 
 def forbid_objects() -> None:
-    """From now on no object collective of torch pickles or unpickles anything in this process."""
-    # By these names torch pickles in its object collectives, and nowhere else.
+    """Stop torch's object collectives from pickling or unpickling anything in this process."""
+    # torch's object collectives pickle through these two names, and nothing else in torch uses them.
     distributed_c10d._pickler = _Refused  # type: ignore[assignment]
     distributed_c10d._unpickler = _Refused  # type: ignore[assignment]

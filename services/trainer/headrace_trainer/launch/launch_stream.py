@@ -1,7 +1,7 @@
-"""A node's side of one launch: waits for the other nodes, hears that it is over, tells how it ended.
+"""A node's side of one launch: waits for the other nodes, learns when it is over, reports how it ended.
 
-A broken stream ends nothing: the ranks run on, and the coordinator, an old or a new one, is told which launch
-they belong to.
+A broken stream ends nothing: the ranks keep running. After a reconnect the coordinator, the same or a new
+one, is told which launch they belong to.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LaunchStream:
         self._thread = StreamThread(self._stream, "launch-stream", self._failed)
 
     def wait(self, stopping: Callable[[], bool]) -> pb.NodeStart | None:
-        """The launch, once all nodes are there, however long that takes: a node without its peers is a state,
-        not an error. None when `stopping`. Raises what has ended the stream (see ReconnectingStream)."""
+        """The launch, once all nodes are present, however long that takes: missing peers are not an error.
+        None when `stopping`. Raises the error that ended the stream (see ReconnectingStream)."""
         while not stopping():
             heartbeat.beat()
             with self._state:
@@ -54,13 +54,13 @@ class LaunchStream:
 
     @property
     def over(self) -> str | None:
-        """Why the launch is over for this node; None while it is not. Without a stream it would not hear that
-        its peers are gone."""
+        """Why the launch is over for this node; None while it is not. It is also over once the stream has
+        failed for good: the node would not learn that its peers are gone."""
         with self._state:
             return self._over or (str(self._failure) if self._failure is not None else None)
 
     def close(self, code: int | None = None) -> None:
-        """The end of the stream. `code`: how the ranks ended, which the coordinator is told if it can be."""
+        """End the stream. `code`: exit code of the ranks, reported to the coordinator if it is reachable."""
         if code is not None:
             self._thread.call(self._tell_end, code)
             self._thread.join(_TELL_S)

@@ -1,11 +1,11 @@
-"""Starts this node's ranks under torchrun, as often as it takes, and passes stops on to them.
+"""Starts this node's ranks under torchrun, as often as necessary, and forwards stop requests to them.
 
-With several nodes each start is a launch of all of them: its id and the number of each node come from the
-coordinator, and when it is over on one node it is over on all. A launcher whose launch is over waits for the
-next one instead of exiting, so that one lost node costs one container and not all of them.
+With several nodes each start is a launch of all of them. The coordinator assigns its id and each node's
+number. A launch that is over on one node is over on all. Its launchers then wait for the next launch instead
+of exiting, so that one lost node costs one container and not all of them.
 
-Ranks that were told to stop need nobody but each other: the store at which they have met is the first node's
-(`node_agent`), and neither the coordinator nor Redis has to be there for a checkpoint.
+Ranks that are stopping depend only on each other. The first node serves the store at which they met
+(`node_agent`), and a checkpoint needs neither the coordinator nor Redis.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Launcher:
     def __init__(
         self, config: RunConfig, args: argparse.Namespace, state: Path, heart: heartbeat.Launch
     ) -> None:
-        """`state`: a directory of this process's own."""
+        """`state`: a directory that only this process uses."""
         self._config = config
         self._args = args
         self._state = state
@@ -68,7 +68,7 @@ class Launcher:
         self._heart = heart
 
     def run(self) -> int:
-        """Until the ranks are complete, were told to stop, or cannot go on; the exit code.
+        """Run until the ranks have finished, were stopped, or cannot continue. Returns the exit code.
 
         Raises TokenRefused, CoordinatorRefused and TlsError."""
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -122,7 +122,7 @@ class Launcher:
                 continue
             if code == 0 or code in FINAL or self._stops:
                 return code
-            if code == EX_STOPPED:  # another node was told to stop; its successor will come
+            if code == EX_STOPPED:  # another node was stopped; its replacement will come
                 continue
             failures = 1 if time.monotonic() - began >= FORGIVEN_AFTER_S else failures + 1
             if failures > self._config.services.max_restarts:
@@ -131,8 +131,8 @@ class Launcher:
             log.warning("ranks ended", extra=why)
 
     def _ranks(self, start: pb.NodeStart, store: socket.socket, stream: LaunchStream | None) -> int | None:
-        """One torchrun; its exit code, or None when it was ended because the launch is over. `store`: where
-        it serves the launch's store when this is the first node."""
+        """Run torchrun once. Returns its exit code, or None if it was ended because the launch is over.
+        `store`: the socket on which it serves the launch's store if this is the first node."""
         launch = start.launch
         self._folder = self._state / launch
         self._folder.mkdir()
@@ -143,15 +143,15 @@ class Launcher:
         self._child = subprocess.Popen(
             _command(self._config, self._args, start, store, self._folder, self._heart.directory),
             env={**os.environ, **_where_gloo_listens(store), MARK: mark, LAUNCHER: str(os.getpid())},
-            start_new_session=True,  # a Ctrl-C of the terminal is for this process, which passes it on
+            start_new_session=True,  # Ctrl-C goes to this process alone, which forwards it
             pass_fds=[] if start.number else [store.fileno()],
         )
-        store.close()  # the child has it; a port that nobody serves any more must refuse
+        store.close()  # the child holds it; once nobody serves the port, connections must be refused
         try:
             while (code := _wait(self._child)) is None:
                 heartbeat.beat()
                 nothing_to_save = self._stops > 0 and not (self._folder / STARTED).exists()
-                # Ranks that were told to stop may be saving, whatever a coordinator that ends makes of it.
+                # Ranks that are stopping may be saving; a coordinator that ends must not cut that short.
                 over = stream is not None and stream.over is not None and not self._stops
                 if nothing_to_save or over:
                     self._child.send_signal(signal.SIGTERM)
@@ -159,7 +159,7 @@ class Launcher:
                         self._child.wait(_TERM_S)
                     return EX_UNSAVED if nothing_to_save else None
         finally:
-            kill_marked(mark)  # no rank of this launch may meet the next one's
+            kill_marked(mark)  # no rank of this launch may meet one of the next
             self._child.wait()
             self._child = None
             self._heart.ranks_ended()
@@ -174,9 +174,9 @@ class Launcher:
     def _stop(self, number: int, _: object) -> None:
         self._stops += 1
         if self._stops > 1 and self._child is not None:
-            self._child.send_signal(number)  # asked twice: no more patience
+            self._child.send_signal(number)  # the second request ends the ranks at once
         elif self._folder.is_dir():  # also while the ranks are just being started
-            (self._folder / "stop").touch()  # they look at it between updates and while they wait
+            (self._folder / "stop").touch()  # ranks check for it between updates and in waits
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int | None:
@@ -187,9 +187,9 @@ def _wait(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def _where_gloo_listens(store: socket.socket) -> dict[str, str]:
-    """For the ranks: on the interface of the store's address, whatever the host's name resolves to.
+    """Environment that makes Gloo listen on the interface of the store's address, not of the host's name.
 
-    A choice of the user's stands where there are other nodes to choose for.
+    With several nodes the user's own setting takes precedence.
     """
     address = store.getsockname()[0]
     if not is_loopback(address) and GLOO_INTERFACE in os.environ:
@@ -198,7 +198,7 @@ def _where_gloo_listens(store: socket.socket) -> dict[str, str]:
 
 
 def _store_socket(host: str) -> socket.socket:
-    """Listening, so that a node that is early waits instead of being refused. Raises PortTaken."""
+    """A listening socket, so that a node that is early waits instead of being refused. Raises PortTaken."""
     found = bound_socket(host, 0)
     found.listen()
     return found
@@ -217,7 +217,7 @@ def _command(
     state: Path,
     heart: Path,
 ) -> list[str]:
-    """torchrun for this node."""
+    """The torchrun command for this node."""
     serves = "" if start.number else f",fd={store.fileno()}"
     return [
         *module_command("headrace_trainer.launch.node_agent", str(state)),

@@ -2,16 +2,16 @@
 
     python -m headrace_trainer.launch.node_agent FOLDER ARGUMENTS
 
-torchrun's agents and their ranks meet at a store. Here it is served by the agent of the launch's first node,
-on a socket which that node's launcher has bound and hands down: on loopback where there is only one node,
-else on the address where the other nodes reach it. So a launch depends on nothing outside of its nodes, and
-ranks that save while everything around them ends are not taken down by a store that went first. Agents put
-text and numbers into it; torchrun's c10d rendezvous would keep a pickle there, for whoever reaches the port.
+torchrun's agents and their ranks meet at a store. The agent of the launch's first node serves it, on a socket
+that the node's launcher has bound and passes down: on loopback if there is only one node, else on the address
+where the other nodes reach it. A launch therefore depends on nothing outside its nodes, and ranks that save
+while everything around them shuts down do not lose their store. Agents put only text and numbers into it.
+torchrun's c10d rendezvous would keep a pickle there, open to anyone who reaches the port.
 
 Its `--rdzv-conf`: `node` (0 serves), `fd` (the bound socket, inherited; node 0 only), `timeout` in seconds.
 
-torchrun's own end is a traceback. A rank that fails by its own judgement has said why (`verdict`, in FOLDER).
-One that was killed has not: this process says which it was, and by which signal. Exit code 1 for either.
+torchrun itself ends with a traceback. A rank that decides to fail has left the reason (`verdict`, in FOLDER).
+A rank that was killed has not, so this process says which rank it was and which signal. Exit code 1 for both.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _POLL_S = 0.02
 
 
 class LaunchRendezvous(RendezvousHandler):
-    """The meeting of one launch. Who takes part and who is which is known before: the coordinator says it."""
+    """The rendezvous of one launch. The coordinator has fixed the members and their numbers beforehand."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._host, self._port = parse_rendezvous_endpoint(parameters.endpoint, -1)
@@ -64,7 +64,7 @@ class LaunchRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks open no store of their own."""
+        """True: ranks open no store of their own."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -99,7 +99,7 @@ class LaunchRendezvous(RendezvousHandler):
         return self._launch
 
     def shutdown(self) -> bool:
-        """The store ends with this process: who serves it lets the others have their last answers first."""
+        """Let the other nodes get their last answers: the store ends with the process that serves it."""
         if self._store is None:
             return True
         try:
@@ -108,18 +108,18 @@ class LaunchRendezvous(RendezvousHandler):
             while self._node == 0 and gone < self._nodes and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
                 gone = self._store.add("gone", 0)
-        except DistError:  # it went with the first node
+        except DistError:  # the store ended with the first node
             return False
         return True
 
 
 def main() -> int:
-    # Not between fork and exec: the launcher has threads of gRPC, whose locks a forked child may find held.
+    # Not between fork and exec: the launcher has gRPC threads, whose locks a forked child could find held.
     if launcher := os.environ.get(LAUNCHER):
         die_with(int(launcher), signal.SIGTERM)()
     folder, arguments = Path(sys.argv[1]), parse_args(sys.argv[2:])
     rendezvous_handler_registry.register(BACKEND, LaunchRendezvous)
-    os.environ[AGENT] = str(os.getpid())  # torchrun's ranks would live on without it
+    os.environ[AGENT] = str(os.getpid())  # torchrun's ranks would outlive it
     try:
         run(arguments)
     except ChildFailedError as error:
@@ -132,7 +132,7 @@ def main() -> int:
         verdict.leave(folder, LaunchVerdict(EX_FAILED, f"the ranks could not meet at {where}: {error}"))
         return EX_FAILED
     except SignalException as told:
-        # Not asked for by the launcher, or asked for twice: it reads no verdict of ranks that it ends itself.
+        # Not requested by the launcher, or requested twice. It reads no verdict of ranks that it ends itself.
         name = signal.Signals(told.sigval).name
         verdict.leave(folder, LaunchVerdict(EX_FAILED, f"{name} has ended the ranks before they had saved"))
         return EX_FAILED

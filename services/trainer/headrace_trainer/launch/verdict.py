@@ -1,4 +1,4 @@
-"""How the ranks of one launch ended: what a rank leaves for its launcher, in the directory that they share.
+"""How the ranks of one launch ended: a file that a rank leaves for its launcher in their shared directory.
 
 torchrun turns every exit code into 1. The first rank that fails knows why; the others only see it vanish.
 """
@@ -23,20 +23,20 @@ class LaunchVerdict:
 
 
 def leave(folder: Path, verdict: LaunchVerdict) -> bool:
-    """Whether this is the first verdict of the launch; a later one is dropped."""
+    """Leave `verdict`. Returns whether it is the first of the launch; later ones are dropped."""
     mine = folder / f"{_FILE}.{os.getpid()}"
     try:
         mine.write_text(json.dumps(asdict(verdict)))
-    except OSError:  # no room even for that: the log has to do
+    except OSError:  # disk full: the log has to do
         return True
     with contextlib.suppress(FileExistsError):
-        os.link(mine, folder / _FILE)  # whole or not at all, whoever reads it
+        os.link(mine, folder / _FILE)  # atomic: readers see all of it or nothing
         return True
     return False
 
 
 def find(folder: Path) -> LaunchVerdict | None:
-    """The first verdict, once there is one."""
+    """The first verdict of the launch, or None so far."""
     try:
         return LaunchVerdict(**json.loads((folder / _FILE).read_text()))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Rewards of the whole R*M batch into one advantage per token, on every rank alike.
+"""Turns the rewards of the whole R*M batch into one advantage per token, identically on every rank.
 
-Advantages and whitening are statistics of the batch, not of the part that a rank happens to hold: the
-ranks exchange rewards, lengths and masks, each computes the same advantages in float64, and keeps its own.
+Advantages and whitening are statistics of the batch, not of the part that a rank happens to hold. The ranks
+exchange rewards, lengths and masks. Each computes the same advantages in float64 and keeps those of its rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace_trainer.model.rows import BatchRow, FloatArray, make_rows
 
 @dataclass(frozen=True)
 class BatchKl:
-    """KL divergence to the reference in the whole batch: mean per token, and its trajectories."""
+    """KL divergence to the reference over the whole batch: mean per token, and number of trajectories."""
 
     mean: float
     trajectories: int
@@ -46,8 +46,8 @@ def fill_advantages(
 ) -> BatchKl | None:
     """Give every row its advantages and returns. Collective when `ranks` are given.
 
-    Rows of one sample stand together. Values, reference and old log-probs are there where the
-    configuration asks for them. Returns the KL divergence where it is taken off the reward.
+    Rows of one sample are adjacent. Values, reference and old log-probs are present if the configuration
+    needs them. Returns the KL divergence if it is subtracted from the reward.
     """
     rows = [row for mini in mini_batches for row in mini]
     a = config.algorithm
@@ -59,8 +59,8 @@ def fill_advantages(
         limit = config.data.max_response_length
         penalty = overlong_penalty(lengths, limit, buffer.len, buffer.penalty_factor)
         rewards = rewards + penalty.double()
-    # The outcome's reward stands on the last token that the policy chose, or discounted sums over such
-    # tokens would miss it; on the last of all where it chose none.
+    # The outcome reward goes on the last token that the policy chose: discounted sums over those tokens would
+    # miss it elsewhere. If the policy chose none, it goes on the last token of all.
     last = torch.where((mask > 0).any(-1), (mask * torch.arange(mask.shape[1])).amax(-1), lengths - 1)
     token_rewards = torch.zeros(mask.shape, dtype=torch.float64)
     token_rewards[torch.arange(len(rewards)), last] = rewards
@@ -101,7 +101,7 @@ def fill_advantages(
 
 
 def _divergence(row: BatchRow, name: str) -> FloatArray:
-    """Per token, of the old policy to the reference."""
+    """Per-token KL divergence of the old policy to the reference."""
     old = row.old_log_probs if row.old_log_probs is not None else row.trajectory.log_probs
     assert row.ref_log_probs is not None
     pair = [torch.from_numpy(np.asarray(x, dtype=np.float64)) for x in (old, row.ref_log_probs)]
@@ -122,7 +122,7 @@ def _component(row: BatchRow, key: str) -> float:
 
 
 class _Exchange:
-    """Facts about rows, from all ranks in order of rank."""
+    """Gathers facts about rows from all ranks, in order of rank."""
 
     def __init__(self, rows: Sequence[BatchRow], components: Sequence[str], ranks: Ranks | None) -> None:
         self._rows = rows
@@ -163,7 +163,7 @@ class _Exchange:
         return torch.cat(out)
 
     def tokens(self, fact: Callable[[BatchRow], FloatArray | None]) -> torch.Tensor:
-        """(B, T) float64, 0 behind the end of a row. Collective."""
+        """(B, T) float64, 0 past the end of a row. Collective."""
         mine = torch.zeros((len(self._rows), self._width), dtype=torch.float64)
         for number, row in enumerate(self._rows):
             array = fact(row)
@@ -180,7 +180,7 @@ class _Exchange:
 
 
 def _group_numbers(rows: Sequence[BatchRow]) -> list[int]:
-    """Of this rank, counted from 0; rows of one sample stand together."""
+    """Group number of each row of this rank, counted from 0. Rows of one sample are adjacent."""
     out: list[int] = []
     for row, before in zip(rows, [None, *rows], strict=False):
         same = before is not None and before.prompt.sample_id == row.prompt.sample_id

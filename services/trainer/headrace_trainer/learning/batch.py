@@ -25,11 +25,11 @@ _MEMBERS_EVERY_S = 10.0
 
 
 class Stopped(Exception):
-    """An orderly stop was asked for while waiting."""
+    """An orderly stop was requested during a wait."""
 
 
 class ClaimFailed(RuntimeError):
-    """No samples came in time, or the ledger does not take what this trainer says of them."""
+    """No samples came in time, or the ledger refuses this trainer's request about them."""
 
 
 class TrainerSuperseded(ClaimFailed):
@@ -41,7 +41,7 @@ class RefillExhausted(ClaimFailed):
 
 
 def refused(what: str, verdict: str, lineage: int) -> ClaimFailed:
-    """The error for a request of this trainer that the ledger answers with `verdict`."""
+    """The error for a request of this trainer that the ledger answered with `verdict`."""
     if verdict == "fenced":
         return TrainerSuperseded(
             f"another trainer has taken over: lineage {lineage} is no longer the newest, and the ledger "
@@ -66,7 +66,7 @@ class Batch:
 
 
 class Batches:
-    """Claims batches; every rank reads the payloads of its own samples, rank 0 only plans ids."""
+    """Claims batches. Rank 0 plans ids only; every rank reads the payloads of its own samples."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Batches:
     def next(self, window: int) -> Batch | None:
         """The next R*M samples, or the last ones, or None at the end of data. All ranks together.
 
-        Raises Stopped or ClaimFailed, on every rank alike.
+        Raises Stopped or ClaimFailed, the same on every rank.
         """
         want = self._config.samples_per_update
         claimed: list[Claimed] = []
@@ -105,7 +105,7 @@ class Batches:
                 return None
             if not claimed:
                 return None
-            # Where nothing waits from one window to the next runs can be repeated: batches are sorted.
+            # If no sample waits from one window to the next, runs are repeatable: sort the batch by id.
             items = order(claimed, self._rule.nothing_waits)
             cut = mini_batches(items, self._config.actor.ppo_mini_batch_size)
             shares = [assign(mini, self._ranks.world_size)[self._ranks.rank] for mini in cut]
@@ -121,9 +121,9 @@ class Batches:
             self._check_refills(filtered, want)
 
     def _drop_flat_groups(self, mine: Sequence[Sample]) -> list[str]:
-        """Dynamic sampling: ids, of all ranks, of groups without spread; they are dropped in the ledger.
+        """Dynamic sampling: drop groups without spread in the ledger. Returns their ids, over all ranks.
 
-        A refill needs nothing more: what leaves gives its place at the gate back.
+        A refill needs nothing more: a dropped group gives its place at the gate back.
         """
         if not self._config.algorithm.filter_groups.enable:
             return []
@@ -149,18 +149,18 @@ class Batches:
             )
 
     def _claim(self, window: int, count: int) -> list[Claimed]:
-        """Rank 0 claims, everybody hears of it. [] at the end of data."""
+        """Rank 0 claims and shares the result with all ranks. [] at the end of data."""
         deadline = time.monotonic() + self._config.trainer.claim_timeout_s
         while True:
             found = self._claim_on_first(window, count, deadline) if self._ranks.is_first else None
             told = self._ranks.share(found)
             if told["status"] != "wait":
                 break
-            # Rank 0 sees only its own node's stop, and only it would end the waiting.
+            # Rank 0 sees only its own node's stop request, so a stop on another node would not end the wait.
             if self._ranks.largest(int(self._stopping())):
                 raise Stopped
             self._say_alone(bool(told["nobody"]))
-            if told["nobody"]:  # a state, not an error: somebody may scale up
+            if told["nobody"]:  # not an error: somebody may scale up
                 deadline = time.monotonic() + self._config.trainer.claim_timeout_s
         status = str(told["status"])
         if status == "stopped":
@@ -173,13 +173,13 @@ class Batches:
         return [Claimed(*row) for row in told["items"]]
 
     def _say_alone(self, alone: bool) -> None:
-        """Once for each change: this wait may last for days."""
+        """Log each change once: this wait may last for days."""
         if alone != self._alone and self._ranks.is_first:
             log.info("no rollouter takes part; waiting" if alone else "a rollouter takes part again")
         self._alone = alone
 
     def _claim_on_first(self, window: int, count: int, deadline: float) -> dict[str, object]:
-        """`wait` now and then: the other ranks stand in a collective, which has a deadline of its own."""
+        """Return `wait` now and then: the other ranks wait in a collective, which has its own timeout."""
         try:
             return self._claimed(window, count, deadline)
         except LedgerUnavailable:
@@ -212,9 +212,9 @@ class Batches:
             heartbeat.sleep(_POLL_S)
 
     def _read(self, items: Sequence[Claimed], decoded: dict[str, Sample], window: int) -> dict[str, str]:
-        """Fetch and decode this rank's samples; returns id -> reason of every rank's malformed ones.
+        """Fetch and decode this rank's samples. Returns id -> reason of every rank's malformed ones.
 
-        Raises Stopped, on every rank alike, when one of them was told to stop and Redis went first.
+        Raises Stopped on every rank if one of them is stopping and Redis went away first.
         """
         bad: dict[str, str] = {}
         missing = [i for i in items if i.sample_id not in decoded]
@@ -222,7 +222,7 @@ class Batches:
         with self._ledger.unless_stopping():
             payloads = self._ledger.run(ops.payloads([i.sample_id for i in missing]))
         if any(self._ranks.gather_all(payloads is None)) or payloads is None:
-            raise Stopped  # what was claimed goes back when the lineage of the next start begins
+            raise Stopped  # the next start's lineage returns the claimed samples
         for item, payload in zip(missing, payloads, strict=True):
             try:
                 decoded[item.sample_id] = self._sample(item, payload, window)
@@ -236,9 +236,10 @@ class Batches:
         return self._reader.sample(payload, item, Window(window, self._rule.bound))
 
     def reject(self, batch: Batch, rejected: Mapping[str, str]) -> None:
-        """Take samples out of a claimed batch that could not be trained: id -> why, the same on all ranks.
+        """Take samples that could not be trained out of a claimed batch.
 
-        They start again from their prompts; after too many times the ledger buries them.
+        `rejected`: id -> reason, the same on all ranks. The samples start again from their prompts; after too
+        many attempts the ledger buries them.
         """
         if not rejected:
             return
@@ -259,8 +260,8 @@ class Batches:
             log.error("sample rejected", extra={"sample": item.sample_id, "answer": str(answer)})
 
     def _replace(self, items: Sequence[Claimed], bad: Mapping[str, str]) -> None:
-        """Send malformed samples back to their prompts; after too many times the ledger buries them. The next
-        claim brings others in their place, or tells that this lineage is over."""
+        """Send malformed samples back to their prompts; after too many attempts the ledger buries them. The
+        next claim brings replacements, or reports that this lineage is over."""
         if self._ranks.is_first:
             for item in items:
                 if (reason := bad.get(item.sample_id)) is None:
@@ -273,4 +274,4 @@ class Batches:
                     )
                     told = {"sample": item.sample_id, "reason": reason, "answer": str(answer)}
                     log.error("malformed sample", extra=told)
-        self._ranks.share(None)  # nobody claims a replacement before they are out of the way
+        self._ranks.share(None)  # nobody claims a replacement before they are returned

@@ -29,7 +29,7 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 
 def _is_scored(row: BatchRow) -> bool:
-    """On the tokens that are trained; what an environment said is only read."""
+    """Whether all trained tokens have finite scores. Tokens of an environment are only context."""
     on = row.trajectory.loss_mask > 0
     scores = (row.old_log_probs, row.ref_log_probs, row.values)
     return all(bool(np.isfinite(s[on]).all()) for s in scores if s is not None)
@@ -75,7 +75,7 @@ class Learner:
 
     @property
     def parts(self) -> dict[str, Learnable]:
-        """Everything that a checkpoint must hold."""
+        """Everything that a checkpoint must contain."""
         found = {"policy": self.policy}
         if self._critic is not None:
             found["critic"] = self._critic.part
@@ -83,23 +83,23 @@ class Learner:
 
     @property
     def adapted_kl_coef(self) -> float | None:
-        """What the adaptive controller has made of the coefficient; None where the configuration says it."""
+        """The adaptive controller's present coefficient; None if the configuration fixes it."""
         a = self._config.algorithm
         return self.kl_coef if a.use_kl_in_reward and a.kl_ctrl.type == "adaptive" else None
 
     def is_stuck(self, learned: Learned) -> bool:
-        """Whether a model that was to learn from this update took no step at all."""
+        """Whether a model that should have learned from this update took no step at all."""
         policy = learned.optimizer_steps > 0 and not learned.stepped
         return policy or (self._critic is not None and not learned.critic_stepped)
 
     def resumed(self, updates: int, kl_coef: float | None) -> None:
-        """What a checkpoint remembers beside the models."""
+        """Restore what a checkpoint holds besides the models."""
         self._updates = updates
         if kl_coef is not None and self.adapted_kl_coef is not None:
             self.kl_coef = kl_coef
 
     def begin_window(self) -> None:
-        """The live parameters are those of the snapshot that was just written."""
+        """Begin a window: the live parameters equal the snapshot just written."""
         self._updater.begin_window()
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -130,7 +130,7 @@ class Learner:
         with phase("adv"):
             rows = self._leave_out_broken(rows, learned)
             if not self._ranks.largest(sum(map(len, rows))):
-                learned.optimizer_steps = len(rows)  # offered, and none taken
+                learned.optimizer_steps = len(rows)  # attempted; none was taken
                 learned.sums.skipped = len(rows)
                 return learned
             kl = fill_advantages(self._config, rows, self._ranks, self.kl_coef)
@@ -146,7 +146,7 @@ class Learner:
         return learned
 
     def _leave_out_broken(self, rows: list[list[BatchRow]], learned: Learned) -> list[list[BatchRow]]:
-        """Without the samples that could not be scored: whitening would carry a nan into every other."""
+        """Leave out samples that could not be scored: whitening would spread their nan to all others."""
         if not (self._config.recomputes_old or self._reference is not None or self._critic is not None):
             return rows
         own = sorted({row.prompt.sample_id for mini in rows for row in mini if not _is_scored(row)})
@@ -157,12 +157,12 @@ class Learner:
         return [[row for row in mini if row.prompt.sample_id not in bad] for mini in rows]
 
     def _step_policy(self, mini: Sequence[BatchRow], learned: Learned, steps_before: int) -> None:
-        """A step; once more without the samples that were not finite, so that the others are not lost."""
+        """Take a step. Retry once without samples that were not finite, so that the others are not lost."""
         sums = learned.sums
         known = len(sums.offenders)
         learned.optimizer_steps += 1
         if not self._ranks.largest(len(mini)):
-            sums.skipped += 1  # nothing of it could be scored
+            sums.skipped += 1  # no sample of it could be scored
             return
         if self._updater.step(mini, sums, steps_before):
             learned.stepped += 1

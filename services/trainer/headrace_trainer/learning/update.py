@@ -42,7 +42,7 @@ _WEIGHT_LIMIT = 300.0
 
 
 def loss_settings(actor: ActorConfig, correction: RolloutCorrectionConfig) -> PolicyLossSettings:
-    """The numbers of the configured loss; what no loss of ours knows goes to `extra`, for a user's own."""
+    """Settings of the configured loss. Keys that no shipped loss knows go to `extra`, for a user's loss."""
     numbers: dict[str, Any] = {k: v for k, v in actor.policy_loss_settings.items() if k in LOSS_SETTINGS}
     extra = {k: v for k, v in actor.policy_loss_settings.items() if k not in LOSS_SETTINGS}
     cap = actor.behaviour_weight_cap
@@ -60,7 +60,7 @@ def loss_settings(actor: ActorConfig, correction: RolloutCorrectionConfig) -> Po
 
 @dataclass
 class UpdateSums(TokenSums):
-    """Of the policy; the metrics of one local update."""
+    """Sums over the policy's tokens for the metrics of one local update."""
 
     loss: float = 0.0
     clipped: float = 0.0
@@ -111,7 +111,7 @@ class Updater:
         self._window_start = WindowStart(part.model) if config.recomputes_old else None
 
     def begin_window(self) -> None:
-        """The live parameters are those of the snapshot that was just written."""
+        """Begin a window: the live parameters equal the snapshot just written."""
         if self._window_start is not None:
             self._window_start.remember()
 
@@ -125,7 +125,7 @@ class Updater:
         return found
 
     def _micro_batches(self, rows: Sequence[BatchRow]) -> Iterator[tuple[list[BatchRow], MicroBatch]]:
-        """Cut to fit; equally many on all ranks."""
+        """Cut `rows` into micro-batches that fit, the same number on all ranks."""
         for chosen in in_micro_batches(rows, self._config.actor.ppo_max_token_len_per_gpu, self._ranks):
             yield chosen, pack_rows(chosen, self._ranks.device, self._part.dtype)
 
@@ -147,12 +147,12 @@ class Updater:
     def step(self, rows: Sequence[BatchRow], sums: UpdateSums, optimizer_steps: int = 0) -> bool:
         """One optimizer step over this rank's `rows` of a mini-batch; all ranks together.
 
-        `optimizer_steps`: how many there were before. False when something was not finite: the step is
-        skipped, on every rank alike, and `sums.offenders` names the samples it came from.
+        `optimizer_steps`: number of steps so far. Returns False when something was not finite: every rank
+        skips the step, and `sums.offenders` names the samples that caused it.
         """
         whole = denominators(rows, self._config.data.max_response_length, self._ranks)
         self._part.optimizer.zero_grad(set_to_none=True)
-        found = UpdateSums()  # a step that is skipped counts nothing
+        found = UpdateSums()  # discarded if the step is skipped
         offenders: list[str] = []
         for chosen, batch in self._micro_batches(rows):
             offenders += self._micro_batch(chosen, batch, whole, found, optimizer_steps)
@@ -181,7 +181,7 @@ class Updater:
         sums: UpdateSums,
         optimizer_steps: int,
     ) -> list[str]:
-        """Forward and backward. Returns the samples of which something was not finite."""
+        """Forward and backward. Returns the samples with a non-finite value."""
         actor = self._config.actor
         scores = self._scores(batch, entropy_gradient=bool(actor.entropy_coeff))
         log_probs, entropy = batch.on_grid(scores.log_probs), batch.on_grid(scores.entropy)
@@ -195,7 +195,7 @@ class Updater:
                 actor.prox_logp_method,
             )
         if self._corrects:
-            # Where the engine's log-probs are the old ones, the current ones are what may disagree with them.
+            # If the engine's log-probs serve as the old ones, the mismatch is that of the current log-probs.
             same = not self._config.recomputes_old and actor.prox_logp_method == "recompute"
             trainer = log_probs.detach() if same else batch.old_log_probs
             corrected = correct_rollout(trainer, batch.behaviour_log_probs, batch.mask, self._correction)
@@ -214,7 +214,7 @@ class Updater:
                 settings=self._settings,
             ),
         )
-        # Divided by the original counts: what a loss rejects must not make the rest weigh more.
+        # Divide by the original counts: tokens that a loss rejects must not make the rest weigh more.
         loss = aggregate(self._aggregation, losses.per_token, losses.mask, whole)
         if actor.entropy_coeff:
             bonus = aggregate(self._aggregation, entropy, batch.mask, whole)
@@ -230,7 +230,7 @@ class Updater:
         bad = (~finite & (batch.mask > 0)).any(-1)[: len(rows)]
         offenders = [row.prompt.sample_id for row, is_bad in zip(rows, bad.tolist(), strict=True) if is_bad]
         if offenders:
-            loss = loss * math.nan  # reaches every rank through the norm, also where a clamp hid the cause
+            loss = loss * math.nan  # reaches every rank through the norm, even if a clamp hid the cause
         loss.backward()
         self._count(batch, log_probs.detach(), entropy.detach(), losses, sums)
         return offenders
@@ -251,7 +251,7 @@ class Updater:
         sums.clipped += float(losses.metrics.get("clip_fraction", none).sum())
         sums.clipped_lower += float(losses.metrics.get("clip_fraction_lower", none).sum())
         sums.entropy += float(entropy[on].sum())
-        # Not the losses' clamp: it would make collapsed weights equal, and the effective sample size hide it.
+        # Without the losses' clamp: it would make collapsed weights equal and hide the collapse from the ESS.
         log_ratio = (log_probs - batch.behaviour_log_probs)[on].double()
         log_ratio = log_ratio.clamp(-_WEIGHT_LIMIT, _WEIGHT_LIMIT)
         weights = log_ratio.exp()

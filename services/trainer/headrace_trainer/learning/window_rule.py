@@ -1,4 +1,4 @@
-"""S and eta of the present window, and those before: how old may what is trained be."""
+"""S and eta of the present window and of those before: how old trained samples may be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("headrace.trainer")
 
 
 class WindowRule:
-    """A change is taken up with a snapshot, so a window has one rule from beginning to end."""
+    """The staleness rule per window. It changes only with a snapshot, so a window has one rule throughout."""
 
     def __init__(self, rule: StalenessRule) -> None:
         self.present = rule
@@ -21,11 +21,11 @@ class WindowRule:
         self._kept = 0
 
     def resumed(self, first: int, kept: int) -> None:
-        """A lineage begins with version `first` and `kept` samples of the one before, which fit the rule."""
+        """Begin a lineage at version `first`, with `kept` samples of the previous one, which fit the rule."""
         self._history, self._kept = [(first, self.present)], kept
 
     def take_up(self, version: int, sync_steps: int, threshold: float) -> None:
-        """What holds for the window that `version` opens."""
+        """Set the rule for the window that `version` opens."""
         rule = replace(self.present, sync_steps=sync_steps, threshold=threshold)
         if rule != self.present:
             log.info("tuned", extra={"version": version, "sync_steps": sync_steps, "threshold": threshold})
@@ -34,7 +34,7 @@ class WindowRule:
 
     @property
     def nothing_waits(self) -> bool:
-        """No sample is left over from one window to the next."""
+        """Whether no sample is left over from one window to the next."""
         return self.present.max_required == self.present.window
 
     def bound(self, oldest: int) -> int | None:
@@ -42,9 +42,9 @@ class WindowRule:
         return gap_bound(self._history, oldest, self._kept)
 
     def check(self, window: int, oldest: Iterable[int]) -> float:
-        """The largest bound that held, infinity for none. `oldest`: version of the oldest token, of each
-        sample that the window trains. The gate bounds the gap; a sample beyond the bound would mean that the
-        gate is broken. Raises RuntimeError."""
+        """The largest bound that applied; infinity for none. `oldest`: version of the oldest token of each
+        sample that the window trains. Raises RuntimeError for a sample beyond its bound: the gate enforces
+        the bound, so the gate would be broken."""
         bounds = [0.0]
         for version in oldest:
             gap, bound = window - version, self.bound(version)

@@ -1,7 +1,7 @@
 """The policy at the start of the sync window, kept aside in host memory and swapped in to score.
 
-It costs one copy of a rank's own shards in the master dtype. The live parameters and the optimizer's
-state are as they were afterwards, bit for bit.
+It costs one copy of a rank's own shards in the master dtype. Afterwards the live parameters and the
+optimizer's state are what they were, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WindowStart:
         return [(p.to_local() if isinstance(p, DTensor) else p).detach() for p in self._model.parameters()]
 
     def remember(self) -> None:
-        """The live parameters are those of a new window."""
+        """Keep the live parameters, which open a new window."""
         self._copy(self._locals(), self._kept)
         self.is_current = True
 
@@ -40,7 +40,7 @@ class WindowStart:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Within the block the model computes with the kept weights; without gradient."""
+        """Make the model compute with the kept weights within the block, without gradient."""
         if not self._kept:
             raise RuntimeError("nothing was remembered: no window has begun")
         if self.is_current:
@@ -54,7 +54,7 @@ class WindowStart:
             try:
                 yield
             finally:
-                reshard(self._model)  # or the gathered copies of the old weights would be used again
+                reshard(self._model)  # else the gathered copies of the other weights would be reused
                 self._copy_back(self._live)
 
     def _copy_back(self, source: list[torch.Tensor]) -> None:
