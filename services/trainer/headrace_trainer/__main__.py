@@ -1,4 +1,4 @@
-"""`headrace-trainer`: starts this node's ranks under torchrun and passes stops on to them.
+"""`headrace-trainer`: starts this node's ranks under torchrun and forwards stop requests to them.
 
 With several nodes (`trainer.nnodes`) one of these runs on each, and the coordinator starts them together
 (HEADRACE_COORDINATOR). Exit codes: `headrace.system.endings`.

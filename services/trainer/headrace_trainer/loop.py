@@ -1,6 +1,6 @@
 """One trainer rank: recover, sync, then claim -> advantage -> update -> acknowledge, until data ends.
 
-`resume` recovers, `rounds` is the trainer's side of the syncs, `learner` does the update, `ends` ends it all.
+`resume` recovers, `rounds` is the trainer's side of syncs, `learner` does the update, `ends` ends the run.
 
 The first step is always a full sync, even if the weights are unchanged: no engine generates before it holds
 the weights that this lineage starts from.

@@ -1,11 +1,11 @@
 """Checkpoints: each rank's shards, and a manifest of what was trained.
 
-`checkpoints/step_N/` is written under another name and renamed when it is complete, so a crash leaves
-the previous one valid. The manifest is the commit point of training: ids in it are trained whatever
+`checkpoints/step_N/` is written under a temporary name and renamed when complete, so a crash leaves the
+previous checkpoint valid. The manifest is the commit point of training: the ids in it are trained, whatever
 the ledger says.
 
-Saving copies the state and returns; a thread writes it while training goes on. What the manifest says is
-what was true when the state was copied, not when the writing ended.
+Saving copies the state and returns. A thread writes the copy while training continues. The manifest describes
+the moment when the state was copied, not the end of the write.
 
 Before anything is loaded the whole checkpoint is verified (`headrace.records.checkpoints`); the ranks share
 the work.
@@ -76,7 +76,7 @@ class SaveFailed(RuntimeError):
 
 
 def _key(part: str, what: str) -> str:
-    """In a checkpoint's state; the policy's stands at the top."""
+    """Key in a checkpoint's state; the policy's keys are at the top level."""
     return what if part == "policy" else f"{part}/{what}"
 
 
@@ -84,7 +84,7 @@ class Checkpoints:
     def __init__(
         self, directory: Path, config: RunConfig, parts: Mapping[str, Learnable], ranks: Ranks
     ) -> None:
-        """`directory`: in the run's own. `parts`: what is trained, by name; `policy` is one of them."""
+        """`directory`: in the run's directory. `parts`: the trained models by name, including `policy`."""
         self._directory = directory
         self._config = config
         self._parts = parts
@@ -94,7 +94,7 @@ class Checkpoints:
         self._failure: SaveFailed | None = None
 
     def _state(self) -> dict[str, Any]:
-        """Sharded; what is loaded is loaded into it."""
+        """The sharded state. Loading writes into it."""
         out: dict[str, Any] = {}
         for name, part in self._parts.items():
             model_state, optimizer_state = get_state_dict(part.model, part.optimizer)
@@ -108,7 +108,7 @@ class Checkpoints:
         return f"rng/{self._ranks.rank}"
 
     def begin(self, progress: TrainingProgress) -> Path:
-        """Copy the state and begin to write it; all ranks together. Waits for a save that is under way.
+        """Copy the state and begin to write it; all ranks together. Waits for a save in progress.
 
         Raises SaveFailed when that one failed.
         """
@@ -118,7 +118,7 @@ class Checkpoints:
         if self._ranks.share(_is_saved(final, progress) if self._ranks.is_first else None):
             return final
         if self._ranks.is_first:
-            for stale in self._directory.glob(".step_*.tmp"):  # of a save that was cut off
+            for stale in self._directory.glob(".step_*.tmp"):  # left by an interrupted save
                 shutil.rmtree(stale, ignore_errors=True)
             with disk.writing(fresh):
                 fresh.mkdir(parents=True)
@@ -146,12 +146,12 @@ class Checkpoints:
         return path
 
     def check(self) -> None:
-        """Raises SaveFailed when a save has failed meanwhile."""
+        """Raises SaveFailed if a save has failed meanwhile."""
         if self._failure is not None:
             raise self._failure
 
     def wait(self) -> None:
-        """Until no save is under way, on any rank. Raises SaveFailed, on every rank alike."""
+        """Wait until no save is in progress on any rank. Raises SaveFailed, the same on every rank."""
         if self._writer is not None:
             deadline = time.monotonic() + self._limit_s
             while self._writer.is_alive() and (left := deadline - time.monotonic()) > 0:
@@ -165,7 +165,7 @@ class Checkpoints:
                 raise SaveFailed(failure)
 
     def _write(self, shard: Shard, plain: dict[str, Any], fresh: Path, final: Path) -> None:
-        """In a thread: once every rank's shard is there, rank 0 makes the checkpoint valid."""
+        """Write in a thread. Once every rank's shard is written, rank 0 makes the checkpoint valid."""
         try:
             files = self._write_shards(shard, fresh)
             if self._ranks.is_first:
@@ -176,17 +176,17 @@ class Checkpoints:
             else:
                 log.exception("checkpoint failed")
                 self._failure = SaveFailed(f"the checkpoint {final} could not be written: {error!r}")
-            if self._ranks.is_first:  # half of one is of no use to anybody, and takes up what others need
+            if self._ranks.is_first:  # half a checkpoint is useless and takes up space
                 shutil.rmtree(fresh, ignore_errors=True)
 
     def _write_shards(self, shard: Shard, fresh: Path) -> dict[str, ShardFile]:
-        """Of all ranks, by name. Raises OSError, on every rank alike."""
+        """Write this rank's shard. Returns all ranks' files by name. Raises OSError on every rank."""
         mine = fresh / file_name(self._ranks.rank)
         told: dict[str, Any] = {"name": mine.name}
         try:
             shard.write(mine)
             told["file"] = describe_file(mine).model_dump()
-        except Exception as error:  # the others must hear of it, or they wait for this rank
+        except Exception as error:  # tell the other ranks, or they wait for this one
             if disk.full(error, mine) is None:
                 log.exception("shard not written", extra={"path": str(mine)})
             told["error"] = f"{mine}: {error}"
@@ -196,8 +196,8 @@ class Checkpoints:
         return {t["name"]: ShardFile(**t["file"]) for t in every}
 
     def _publish(self, manifest: Manifest, fresh: Path, final: Path) -> None:
-        """Raises SaveFailed for a trainer that has not heard of its successor: it must neither replace its
-        checkpoints nor remove any."""
+        """Make the checkpoint valid. Raises SaveFailed if a successor has taken over unnoticed: this trainer
+        must neither replace the successor's checkpoints nor remove any."""
         others = self._others()  # read once: a manifest names every sample trained up to it
         for name, other in others.items():
             if other.lineage > manifest.lineage:
@@ -207,11 +207,11 @@ class Checkpoints:
                 )
         write_manifest(fresh, manifest)
         _sync_directory(fresh)
-        if final.exists():  # the same step, trained again after a resume from an older checkpoint
+        if final.exists():  # the same step, retrained after a resume from an older checkpoint
             final.rename(self._directory / f".{final.name}.old.tmp")
         fresh.rename(final)
-        # A trainer that was stopped in the middle of a save may have ended it after its successor began. Its
-        # step is of a history that the run has left, and would pass for the newest.
+        # A trainer stopped in the middle of a save may have completed it after its successor began. That step
+        # belongs to a history that the run has abandoned, and would pass for the newest.
         late = [n for n, o in others.items() if o.step > manifest.step and o.lineage < manifest.lineage]
         if late:
             set_aside(self._directory, late)
@@ -221,7 +221,7 @@ class Checkpoints:
         log.info("checkpoint saved", extra={"path": str(final), "step": manifest.step})
 
     def _others(self) -> dict[str, Manifest]:
-        """What the checkpoints that are there say of themselves; one that says nothing is in nobody's way."""
+        """Manifests of the existing checkpoints. One without a readable manifest is left out."""
         found = {}
         for checkpoint in complete_checkpoints(self._directory):
             with contextlib.suppress(CheckpointError):
@@ -231,9 +231,9 @@ class Checkpoints:
     def load(self, checkpoint: Path) -> TrainingProgress:
         """All ranks together, on any number of ranks.
 
-        Raises CheckpointError, on every rank alike, when it is damaged, another run's or of a history that
-        the run has left; ConfigError when it was made with another model, say. Nothing was loaded then,
-        unless it turned out late that its tensors do not fit.
+        Raises CheckpointError on every rank when the checkpoint is damaged, belongs to another run or to a
+        history that the run has abandoned. Raises ConfigError when it was made with another model, for
+        example. Nothing has been loaded then, unless a tensor turns out not to fit during loading.
         """
         manifest = self._all_agree(lambda: self._verified(checkpoint))
         heartbeat.beat(heartbeat.LONG_S)
@@ -264,7 +264,7 @@ class Checkpoints:
     def _read(self, checkpoint: Path, manifest: Manifest) -> dict[str, Any]:
         """This rank's part of the state."""
         state = self._state()
-        if self._ranks.rank < manifest.ranks:  # else there were fewer ranks
+        if self._ranks.rank < manifest.ranks:  # the checkpoint may have fewer ranks
             state[self._rng_key] = torch.get_rng_state()
         tensors, _ = flattened(state)
         try:
@@ -275,7 +275,7 @@ class Checkpoints:
         return restored
 
     def _all_agree(self, work: Callable[[], T]) -> T:
-        """What `work` returns here. Raises CheckpointError where it does so on any rank."""
+        """The result of `work` on this rank. Raises CheckpointError if `work` does so on any rank."""
         done: list[T] = []
         problem = None
         try:
@@ -295,7 +295,7 @@ class Checkpoints:
 
 
 def set_aside(directory: Path, names: list[str]) -> None:
-    """Rename checkpoints so that nobody takes them for one any more; nothing is deleted."""
+    """Rename checkpoints so that they no longer count as checkpoints. Nothing is deleted."""
     for name in names:
         number = 1
         while (aside := directory / f"aside_{number}_{name}").exists():
@@ -305,7 +305,7 @@ def set_aside(directory: Path, names: list[str]) -> None:
 
 
 def trained_rows(directory: Path) -> list[dict[str, Any]]:
-    """Of the run whose checkpoints lie in `directory`."""
+    """Rows on trained samples, of the run whose checkpoints are in `directory`."""
     return read_rows(directory.parent / trained_log.FILE)
 
 

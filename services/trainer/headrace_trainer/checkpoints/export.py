@@ -15,10 +15,10 @@ _POLICY = "model."
 
 
 def export_checkpoint(config: RunConfig, checkpoint: Path, out: Path, trust_pickle: bool = False) -> None:
-    """Write the policy of `checkpoint`, of whichever run, to `out`. Its digests are verified first.
+    """Write the policy of `checkpoint`, of any run, to `out`. Its digests are verified first.
 
-    `trust_pickle`: also of an earlier release, whose metadata is a pickle and may run any code. Raises
-    CheckpointError when the checkpoint cannot be used.
+    `trust_pickle`: also accept a checkpoint of an earlier release, whose metadata is a pickle and may run any
+    code. Raises CheckpointError when the checkpoint cannot be used.
     """
     storage = None
     try:
@@ -34,5 +34,5 @@ def export_checkpoint(config: RunConfig, checkpoint: Path, out: Path, trust_pick
         raise CheckpointError(f"{checkpoint} holds no policy")
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
-        out.rmdir()  # an empty one; the export renames its own into place
+        out.rmdir()  # empty; the export renames its own directory into place
     export_model(config, {key.removeprefix(_POLICY): tensor for key, tensor in state.items()}, out)

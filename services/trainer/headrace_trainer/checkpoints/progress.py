@@ -1,4 +1,4 @@
-"""What the training loop itself remembers."""
+"""The training loop's own state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT_THE_TOP = ("run_id", "lineage", "step", "version", "trained")
 
 @dataclass
 class TrainingProgress:
-    """The rest is in the model and the optimizer."""
+    """State of the training loop outside the models and optimizers."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -47,19 +47,19 @@ class TrainingProgress:
     """Of the KL divergence in the reward, as the controller left it."""
 
     def origin(self, version: int) -> tuple[int, int]:
-        """The newest committed version that these weights come after, and the windows of training between the
-        two. `version`: committed last, perhaps by others. A snapshot that had not committed when this was
-        saved may have left its number to another."""
+        """The newest committed version that precedes these weights, and the windows of training in between.
+        `version`: the last committed one, perhaps another trainer's. A snapshot that had not committed when
+        this was saved may have lost its number to another."""
         known = sorted(map(int, self.step_of_version))
         parent = max((v for v in known if v <= min(version, self.version)), default=min(version, 0))
         steps = self.step_of_version.get(str(known[-1]), 0) if known else 0
         return parent, sum(v > parent for v in known) + (self.optimizer_steps > steps)
 
     def count_lost(self, version: int, window_steps: int) -> None:
-        """Place the versions up to `version`, committed last, that a lost trainer made after these weights.
+        """Give a step to the versions up to `version`, the last committed, that a lost trainer made later.
 
-        A policy that was l optimizer steps ahead is as far from what is trained now as one that is l steps
-        behind, so it counts as that. `window_steps`: optimizer steps of a window.
+        A policy that was l optimizer steps ahead is as far from the present one as a policy l steps behind,
+        so it is counted as the latter. `window_steps`: optimizer steps per window.
         """
         if version < 0:
             return
@@ -70,13 +70,13 @@ class TrainingProgress:
             self.step_of_version[str(lost)] = self.optimizer_steps - max(0, ahead)
 
     def for_manifest(self) -> dict[str, Any]:
-        """Its part of a manifest, as `Manifest` has it."""
+        """This state as fields of a `Manifest`."""
         rest = asdict(self)
         return {**{key: rest.pop(key) for key in _AT_THE_TOP}, "progress": rest}
 
 
 def progress_of(manifest: Manifest) -> TrainingProgress:
-    """Raises CheckpointError when something is missing or of another type."""
+    """The state in `manifest`. Raises CheckpointError if a field is missing or has the wrong type."""
     plain = {**manifest.progress, **{key: getattr(manifest, key) for key in _AT_THE_TOP}}
     try:
         return TypeAdapter(TrainingProgress).validate_json(json.dumps(plain))

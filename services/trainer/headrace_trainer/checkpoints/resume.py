@@ -1,16 +1,16 @@
-"""From which checkpoint a trainer goes on, and the lineage that it opens there.
+"""Which checkpoint a trainer resumes from, and the lineage that it opens there.
 
-`auto` means the newest, and only that. Where it is damaged, another run's or of a history that the run has
-left, the trainer stops and names one that could be taken instead. To pass over it would train steps again and
-lose what it had, without anybody having decided so; and damage to a file that was complete tells of a disk,
-or of a hand, that somebody should look at.
+`auto` means the newest checkpoint and no other. If that one is damaged, belongs to another run or to an
+abandoned history, the trainer stops and names one that could be used instead. Skipping it would silently lose
+its progress and retrain steps. And damage to a complete file points to a failing disk or to interference,
+which somebody should investigate.
 
-A path means that one, once: checkpoints that are newer are set aside, and a trainer that starts again later
-goes on from what it has saved itself meanwhile. `checkpoints/resumed_from` remembers that a path has been
-obeyed; the runner removes it when somebody asks again.
+A path means that checkpoint, once. Newer checkpoints are set aside, and a trainer that restarts later resumes
+from what it has saved since. `checkpoints/resumed_from` records that a path has been followed; the runner
+removes it when somebody asks again.
 
-Finished and parked samples of the lineage before are kept where they fit; none when somebody goes back by a
-path: what came after it is to be done anew. `checkpoints/going_back` says so until the ledger agrees.
+Finished and parked samples of the previous lineage are kept if they fit. None are kept after a return to a
+path: everything after that checkpoint is redone. `checkpoints/going_back` says so until the ledger agrees.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GOING_BACK = "going_back"
 
 
 def recover(config: RunConfig, ranks: Ranks, checkpoints: Checkpoints, directory: Path) -> TrainingProgress:
-    """From the checkpoint that is asked for, on every rank. `directory`: where the run's checkpoints lie.
+    """Load the requested checkpoint on every rank. `directory`: where the run's checkpoints are.
 
     Raises CheckpointError when it cannot be used.
     """
@@ -62,7 +62,7 @@ def recover(config: RunConfig, ranks: Ranks, checkpoints: Checkpoints, directory
 
 
 def _remedy(config: RunConfig, ranks: Ranks, checkpoint: Path) -> str:
-    """For one that cannot be used: rank 0 looks for another, which may take as long as reading it."""
+    """What to do about an unusable checkpoint. Rank 0 looks for another, which may take as long as a load."""
     told = None
     if ranks.is_first:
         told = instead_of(checkpoint, config.name, trained_rows(checkpoint.parent), heartbeat.beat)
@@ -72,10 +72,10 @@ def _remedy(config: RunConfig, ranks: Ranks, checkpoint: Path) -> str:
 def open_lineage(
     config: RunConfig, ledger: SyncLedger, progress: TrainingProgress, directory: Path
 ) -> tuple[int, int, int]:
-    """Rank 0: a new lineage, and a ledger that agrees with the checkpoint. Returns its number, the
-    committed version and the samples that it keeps of the one before."""
+    """Rank 0: open a new lineage and make the ledger agree with the checkpoint. Returns the lineage's number,
+    the committed version and the samples kept from the previous lineage."""
     heartbeat.beat(max(heartbeat.LONG_S, config.services.start_timeout_s))
-    # A ledger that is behind the checkpoint is another one, or has lost what was committed before it.
+    # A ledger behind the checkpoint is a different ledger, or has lost earlier commits.
     saved = Marks(version=progress.version, lineage=progress.lineage)
     ledger.seen = ledger.seen.with_(saved)
     impatient = SyncLedger(ledger.redis, config.name, retry_s=0.0, seen=ledger.seen)
@@ -93,19 +93,19 @@ def open_lineage(
 
 
 def work_to_keep(config: RunConfig, progress: TrainingProgress, version: int, directory: Path) -> Keep:
-    """Of the finished and parked samples in the ledger, whose committed version is `version`."""
+    """Which finished and parked samples to keep of a ledger whose committed version is `version`."""
     keep = keep_under(config.rule, *progress.origin(version), identity.scoring(config))
     keep = replace(keep, snapshot=progress.snapshot)
     return replace(keep, limit=0) if (directory / GOING_BACK).exists() else keep
 
 
 def adopted(directory: Path) -> None:
-    """The ledger agrees with the checkpoint."""
+    """Note that the ledger agrees with the checkpoint."""
     (directory / GOING_BACK).unlink(missing_ok=True)
 
 
 def chosen(directory: Path, resume: str) -> str | None:
-    """Name of the checkpoint to go on from; None to start anew.
+    """Name of the checkpoint to resume from; None to start from scratch.
 
     Raises ValueError for a path that is no checkpoint of this run.
     """
@@ -115,7 +115,7 @@ def chosen(directory: Path, resume: str) -> str | None:
 
 
 def run_id(directory: Path, progress: TrainingProgress) -> str:
-    """Of the run, which has one from its first start on."""
+    """The run's id, which it has from its first start on."""
     told = (row["run_id"] for row in trained_rows(directory) if "run_id" in row)
     return progress.run_id or next(told, "") or uuid.uuid4().hex
 

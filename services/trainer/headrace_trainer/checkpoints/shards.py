@@ -1,8 +1,8 @@
-"""The state of models and optimizers as files that execute nothing: tensors as safetensors, the rest as JSON.
+"""Model and optimizer state in files that execute no code: tensors as safetensors, the rest as JSON.
 
-Each rank writes one file with its own shards and where they lie in the whole tensors, in the form that
-torch's `HuggingFaceStorageReader` knows. Each reads, from whichever files, only what overlaps its own shards:
-the number of ranks may change, no tensor is gathered, and ranks need no word from each other for it.
+Each rank writes one file with its own shards and their place in the whole tensors, in the format that torch's
+`HuggingFaceStorageReader` reads. Each rank reads only what overlaps its own shards, from any of the files. So
+the number of ranks may change, no tensor is gathered, and ranks need not communicate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def file_name(rank: int) -> str:
 
 
 def flattened(tree: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Scalar]]:
-    """The leaves of `tree` by their path, `a.b.0.c`. Raises TypeError for one that is neither of the two."""
+    """Tensors and scalars of `tree` by their path, `a.b.0.c`. Raises TypeError for any other leaf."""
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, Scalar] = {}
     for path, leaf in _leaves(tree, ""):
@@ -93,13 +93,13 @@ def with_scalars(tree: Any, scalars: Mapping[str, Scalar], path: str = "") -> An
 
 @dataclass
 class Shard:
-    """What one rank writes: tensors in host memory, and the place of each in its whole tensor."""
+    """What one rank writes: tensors in host memory, each with its place in the whole tensor."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     offsets: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """A copy of what this rank has of `tensor`."""
+        """Copy this rank's part of `tensor`."""
         local, offsets = tensor, [0] * tensor.dim()
         if isinstance(tensor, DTensor):
             _, place = compute_local_shape_and_global_offset(
@@ -116,7 +116,7 @@ class Shard:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def write(self, path: Path) -> None:
-        """On disk when it returns. Raises OSError or SafetensorError."""
+        """Write to `path`; synced to disk on return. Raises OSError or SafetensorError."""
         places = {name: {"saved_offsets": offsets} for name, offsets in self.offsets.items()}
         save_file(self.tensors, path, metadata={"DCP_SHARDING_INFO": json.dumps(places)})
         descriptor = os.open(path, os.O_RDONLY)
@@ -127,7 +127,7 @@ class Shard:
 
 
 def own_shard(tensors: Mapping[str, torch.Tensor], is_first: bool) -> Shard:
-    """What this rank writes of `tensors`. What several ranks have alike, the first of them writes."""
+    """What this rank writes of `tensors`. The first rank writes what several ranks hold identically."""
     shard = Shard()
     for name, tensor in tensors.items():
         if _is_first_holder(tensor, is_first):
@@ -145,19 +145,19 @@ def _is_first_holder(tensor: torch.Tensor, is_first: bool) -> bool:
 
 
 class Reader:
-    """The tensors of a checkpoint whose files have been checked. Raises CheckpointError."""
+    """Reads the tensors of a checkpoint whose files have been verified. Raises CheckpointError."""
 
     def __init__(self, checkpoint: Path, storage: StorageReader | None = None) -> None:
-        """`storage` reads another format than ours."""
+        """`storage`: reader for another format than the one above."""
         self._reader = storage or HuggingFaceStorageReader(str(checkpoint))
         try:
             self._metadata = self._reader.read_metadata()
-        except Exception as error:  # whatever the reader makes of a file that is none
+        except Exception as error:  # the reader may raise anything for a bad file
             raise CheckpointError(f"{checkpoint}: its tensors cannot be read: {error!r}") from error
         self._checkpoint = checkpoint
 
     def empty(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Whole tensors to load into, of those whose names begin so."""
+        """Empty whole tensors to load into, for all names that begin with `prefix`."""
         return {
             name: torch.empty(found.size, dtype=found.properties.dtype)
             for name, found in self._metadata.state_dict_metadata.items()
@@ -165,12 +165,12 @@ class Reader:
         }
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Into `tensors`, sharded or whole, by name; only what this rank has of them is read."""
+        """Load into `tensors`, sharded or whole, by name. Reads only this rank's part of them."""
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(tensors, self._metadata, is_coordinator=True)
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         try:
             plan = planner.finish_plan(planner.create_local_plan())
             self._reader.read_data(plan, planner).wait()
-        except Exception as error:  # a tensor that is missing or has another shape, say
+        except Exception as error:  # such as a missing tensor or a wrong shape
             raise CheckpointError(f"{self._checkpoint} does not fit this run: {error}") from error

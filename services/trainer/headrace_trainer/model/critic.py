@@ -36,18 +36,18 @@ class ValueModel(torch.nn.Module):
         super().__init__()
         self.backbone = backbone
         self.value_head = torch.nn.Linear(hidden_size, 1, bias=False)
-        # The first advantages are then those of returns alone, not of noise.
+        # Start at zero: the first advantages come from returns alone, not from noise.
         torch.nn.init.zeros_(self.value_head.weight)
 
     def forward(self, row: PackedRow, question: Question) -> torch.Tensor:
-        """(N,) values: of the states in which the question's tokens are chosen."""
+        """(N,) values of the states in which the question's tokens are chosen."""
         hidden = row.states(self.backbone)[question.positions]
         value: torch.Tensor = self.value_head(hidden).sum(-1)  # of one element: FSDP warns of views
         return value.to(torch.promote_types(torch.float32, value.dtype))
 
 
 def value_model(config: RunConfig) -> ValueModel:
-    """Float32 master weights, backbone from `critic.path` or the policy's; still without the backbone's."""
+    """The model with float32 master weights; backbone as in `critic.path` or the policy, not yet loaded."""
     from transformers import AutoConfig, AutoModel
 
     heartbeat.beat(heartbeat.LONG_S)
@@ -62,7 +62,7 @@ def value_model(config: RunConfig) -> ValueModel:
 
 @dataclass
 class ValueSums(TokenSums):
-    """Of the critic; the metrics of one local update."""
+    """Sums over the critic's tokens for the metrics of one local update."""
 
     loss: float = 0.0
     clipped: float = 0.0

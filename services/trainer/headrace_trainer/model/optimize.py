@@ -1,4 +1,4 @@
-"""What the optimizers of policy and critic have in common."""
+"""The optimizer of a policy or critic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.plugins.optimizers import OPTIMIZERS
 
 @dataclass
 class Learnable:
-    """A model with what trains it; a checkpoint holds all three."""
+    """A model with its optimizer and schedule; a checkpoint holds all three."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -21,7 +21,7 @@ class Learnable:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which losses are computed: float32, or that of a more precise model."""
+        """The dtype in which losses are computed: float32, or that of a more precise model."""
         return torch.promote_types(torch.float32, next(self.model.parameters()).dtype)
 
     @property
@@ -29,8 +29,8 @@ class Learnable:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def follow_configuration(self) -> None:
-        """After a checkpoint was loaded: rates and decays are those of now, the steps done are the
-        checkpoint's."""
+        """Apply the present configuration after loading a checkpoint: its rates and decays, but the
+        checkpoint's step count."""
         assert isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR)
         now = {
             k: v for k, v in self.optimizer.defaults.items() if k in ("lr", "betas", "eps", "weight_decay")
@@ -42,7 +42,7 @@ class Learnable:
         self.schedule._last_lr = [now["lr"] * factor for factor in factors]
 
     def apply_gradients(self, largest_norm: float) -> float:
-        """Clip, step, and forget the gradients unless the step was taken. All ranks together.
+        """Clip, step, and clear the gradients. All ranks together.
 
         Returns the norm before clipping. One that is not finite takes no step, on every rank alike.
         """
@@ -64,8 +64,8 @@ def learnable(model: torch.nn.Module, o: OptimConfig, total_steps: int) -> Learn
 
 
 def rate_factor(o: OptimConfig, step: int, total_steps: int) -> float:
-    """Share of the learning rate in optimizer step `step`, counted from 0. What would be the step after the
-    last has the least."""
+    """Fraction of the learning rate in optimizer step `step`, counted from 0. The minimum is reached one step
+    after the last."""
     if step < o.lr_warmup_steps:
         return (step + 1) / o.lr_warmup_steps
     if o.lr_scheduler_type == "constant":

@@ -1,7 +1,8 @@
 """Who computes what: pure rules, the same on every rank.
 
-A batch of R*M samples is cut into R mini-batches of M, each mini-batch over the ranks by tokens, and a
-rank's trajectories into micro-batches that fit. The gradient does not depend on any of these cuts.
+A batch of R*M samples is cut into R mini-batches of M. Each mini-batch is split over the ranks by tokens, and
+a rank's trajectories into micro-batches that fit. The gradient does not depend on how ranks or micro-batches
+are cut.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from headrace.ledger.replies import Claimed
 
 
 def order(items: Sequence[Claimed], strict: bool) -> list[Claimed]:
-    """Order in which a batch is trained: by id when eta is 0, so that runs repeat; else as they finished."""
+    """Training order of a batch: by id if `strict`, so that runs are repeatable; else as samples finished."""
     return sorted(items, key=lambda i: i.sample_id) if strict else list(items)
 
 
 def mini_batches(items: Sequence[Claimed], size: int) -> list[list[Claimed]]:
-    """Consecutive mini-batches of `size`; the last of all may be shorter."""
+    """Consecutive mini-batches of `size`; the last one may be shorter."""
     return [list(items[i : i + size]) for i in range(0, len(items), size)]
 
 

@@ -1,4 +1,4 @@
-"""The policy model: loading, exporting."""
+"""The policy model: loading and export."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_policy(config: RunConfig, ranks: Ranks) -> torch.nn.Module:
 
 
 def recomputes(config: RunConfig, model: torch.nn.Module) -> bool:
-    """Whether the layers of `model` are computed again in the backward pass."""
+    """Whether the layers of `model` are recomputed in the backward pass."""
     return config.model.recomputes(sum(p.numel() for p in model.parameters()))
 
 

@@ -17,7 +17,7 @@ from headrace_trainer.model.sharding import reshard, shard
 
 
 class Reference:
-    """Holds its shards in the compute dtype: nothing ever trains them."""
+    """The reference model. Its shards are in the compute dtype, since they are never trained."""
 
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self._limit = config.actor.ppo_max_token_len_per_gpu

@@ -1,4 +1,4 @@
-"""Trajectories with what the loss needs of them, and their tensors."""
+"""Trajectories with the data that the loss needs, and their tensors."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def mean_advantages(mini_batches: Sequence[Sequence[BatchRow]]) -> dict[str, lis
 
 
 def _behaviour_steps(t: Trajectory, clock: list[tuple[int, int]]) -> FloatArray:
-    """A version that nobody knows counts as the newest older one that is known. What would lie before the
-    first step counts as the first."""
+    """Optimizer step of each token's version. An unknown version counts as the newest older known one; one
+    before the first step counts as the first."""
     out = np.zeros(len(t.token_ids))
     for s in t.segments:
         at = bisect.bisect_right(clock, s.version, key=lambda entry: entry[0])
@@ -96,8 +96,8 @@ def _behaviour_steps(t: Trajectory, clock: list[tuple[int, int]]) -> FloatArray:
 
 @dataclass
 class MicroBatch:
-    """Its trajectories packed for the model, and what belongs to their response tokens on a
-    grid of (B, R), padded on the right, for the losses."""
+    """Trajectories packed for the model, and their response tokens' data for the losses on a (B, R) grid,
+    padded on the right."""
 
     packed: PackedRow
     question: Question
@@ -125,11 +125,9 @@ class MicroBatch:
         return [part.numpy() for part in per_token.cpu().split(self.counts)]
 
 
-def pack_rows(
-    rows: Sequence[BatchRow], device: torch.device, dtype: torch.dtype = torch.float32
-) -> MicroBatch:
-    """Prompt and response of each row, one behind the other. No rows give two tokens that train nothing: a
-    rank that has none left takes part in the collectives of a forward pass with them."""
+def pack_rows(rows: Sequence[BatchRow], device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
+    """Pack prompt and response of each row end to end. No rows give two tokens that train nothing: with them
+    a rank without rows takes part in the collectives of a forward pass."""
     shape = (max(1, len(rows)), max((len(row.trajectory.token_ids) for row in rows), default=1))
     sequences = [_token_ids(row) for row in rows] or [torch.zeros(2, dtype=torch.int64)]
     grids = [torch.zeros(shape, dtype=dtype) for _ in range(8)]
@@ -169,8 +167,8 @@ def _token_ids(row: BatchRow) -> torch.Tensor:
 
 
 def in_micro_batches(rows: Sequence[BatchRow], limit: int, ranks: Ranks) -> Iterator[list[BatchRow]]:
-    """This rank's micro-batches of at most `limit` tokens, then empty ones until the rank with the most has
-    had its last: equal numbers on all ranks, or the collectives inside a pass would hang."""
+    """This rank's micro-batches of at most `limit` tokens, padded with empty ones to the largest count of any
+    rank. With unequal counts the collectives inside a pass would hang."""
     cuts = micro_batches([row.tokens for row in rows], limit)
     for index in range(ranks.largest(len(cuts))):
         heartbeat.beat()

@@ -1,7 +1,7 @@
-"""A model that is never whole anywhere: built without weights, sharded, then filled from its files.
+"""Loads a model that is never whole in one place: built without weights, sharded, then filled from files.
 
-Each rank reads the rows of a tensor that belong to it, so its memory peaks at its own shard and one tensor's
-part, and a host with eight ranks reads each file's bytes once, through the page cache.
+Each rank reads only its own rows of a tensor, so its memory peaks at its shard plus its part of one tensor. A
+host with eight ranks reads each file's bytes once, thanks to the page cache.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from headrace_trainer.distributed import heartbeat
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Parameters that are made in here have shapes and no memory. Buffers are real: what computes positions
-    keeps its constants in some, and no file holds them."""
+    """Parameters created in this context have shapes but no memory. Buffers are real: modules that compute
+    positions keep constants in them, and no file holds those."""
     register = torch.nn.Module.register_parameter
 
     def on_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
@@ -44,8 +44,8 @@ def fill(
 ) -> None:
     """Give a sharded `model` memory and the weights in the safetensors files of `directory`.
 
-    `prefix`: what the files' names begin with and the model's do not; `offload`: parameters stay in host
-    memory, buffers do not. Raises ValueError that names a tensor which is missing or of another shape.
+    `prefix`: prefix of the files' names that the model's names lack. `offload`: parameters stay in host
+    memory, buffers do not. Raises ValueError, naming the tensor that is missing or has another shape.
     """
     allocate(model, device, torch.device("cpu") if offload else device)
     files = _Files(directory)
@@ -56,9 +56,9 @@ def fill(
 
 
 def allocate(model: torch.nn.Module, device: torch.device, of_parameters: torch.device) -> None:
-    """Memory for what was built without weights; the rest moves to `device`."""
+    """Allocate memory for what was built without weights, and move the rest to `device`."""
     before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # or tied parameters would part
+    torch.__future__.set_swap_module_params_on_conversion(True)  # else tied parameters would be untied
     try:
         model._apply(lambda t: torch.empty_like(t, device=of_parameters) if t.is_meta else t.to(device))
     finally:
@@ -81,7 +81,7 @@ def _fill_parameter(name: str, parameter: torch.Tensor, files: _Files) -> None:
     if len(tensors) == 1:
         local.copy_(files.rows(name, first, first + len(local)))
         return
-    # Experts that transformers keeps together: each of its rows is one or two tensors of the files.
+    # Experts that transformers keeps fused: each row is one or two tensors in the files.
     each = len(tensors) // len(parameter)
     for row in range(len(local)):
         begin = each * (first + row)

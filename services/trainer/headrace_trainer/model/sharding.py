@@ -19,12 +19,12 @@ _MIN_LAYER_NUMEL = 1_000_000
 def shard(
     model: torch.nn.Module, dtype: str, ranks: Ranks, offload: bool = False, recompute: bool = False
 ) -> torch.nn.Module:
-    """`model`, sharded over all ranks and computing in `dtype`; it may be without weights as yet.
+    """Shard `model` over all ranks and let it compute in `dtype`. It may still be without weights.
 
     `offload` keeps the shards in host memory and brings each layer's to the device when it computes.
-    `recompute` keeps the input of each decoder layer alone for the backward pass.
+    `recompute` keeps only the input of each decoder layer for the backward pass.
     """
-    # Dropout would make the log-probs that engine and trainer are compared by, and every ratio, noisy.
+    # Dropout would add noise to every ratio and to the log-probs by which engine and trainer are compared.
     model.eval()
     compute: torch.dtype = getattr(torch, dtype)
     options: dict[str, Any] = {"mesh": init_device_mesh(ranks.device.type, (ranks.world_size,))}
@@ -42,21 +42,21 @@ def shard(
 
 
 def recompute_in_backward(layer: torch.nn.Module) -> None:
-    """Not the model's own switch, which a model in `eval()` ignores, and no wrapper, which would rename
-    parameters."""
+    """Recompute `layer` in the backward pass. A model in `eval()` ignores transformers' own switch, and a
+    wrapper would rename parameters."""
     layer.forward = functools.partial(
         checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
     )
 
 
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks that are sharded one by one: the largest module list of the model."""
+    """The blocks to shard one by one: the largest module list of the model."""
     lists = [list(m.children()) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return max(lists, key=len, default=[])
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """After a forward without backward FSDP leaves the root's parameters gathered; let go of them."""
+    """Free the root's parameters, which FSDP leaves gathered after a forward without backward."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -13,7 +13,7 @@ from headrace_trainer.model.rows import BatchRow
 
 @dataclass
 class TokenSums:
-    """Fields that are floats are sums over this rank's tokens; others stay with the rank."""
+    """Float fields are sums over this rank's tokens. Other fields are not reduced over ranks."""
 
     tokens: float = 0.0
 
@@ -26,7 +26,7 @@ class TokenSums:
         return [getattr(self, name) for name in self.names()]
 
     def add(self, other: Self) -> None:
-        """The sums of `other` on top."""
+        """Add the sums of `other`."""
         for name in self.names():
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -36,7 +36,7 @@ class TokenSums:
 
 
 def denominators(rows: Sequence[BatchRow], horizon: int, ranks: Ranks) -> Denominators:
-    """Of the whole mini-batch, of which `rows` are this rank's part. Collective."""
+    """Denominators of the whole mini-batch, of which `rows` are this rank's part. Collective."""
     counts = [int(row.trajectory.loss_mask.sum()) for row in rows]
     tokens, sequences = ranks.sums([float(sum(counts)), float(sum(n > 0 for n in counts))])
     return Denominators(tokens, sequences, float(horizon), ranks.world_size)

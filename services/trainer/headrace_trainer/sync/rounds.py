@@ -1,7 +1,8 @@
-"""The trainer's side of sync rounds, and the window that each of them opens.
+"""The trainer's side of sync rounds, and the window that each round opens.
 
-`begin` writes the snapshot of the next version and asks for the round; training goes on in the window of that
-version at once. `finish` waits until the round has committed. One round at a time; every rank calls the same.
+`begin` writes the snapshot of the next version and requests the round. Training continues at once in the
+window of that version. `finish` waits until the round has committed. There is one round at a time, and every
+rank makes the same calls.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Rounds:
         stopping: Callable[[], bool],
         check_ledger: Callable[[], None],
     ) -> None:
-        """`client`: rank 0 has one. `check_ledger` raises LedgerWentBack."""
+        """`client`: on rank 0 only. `check_ledger` raises LedgerWentBack."""
         self.config = config
         self.ranks = ranks
         self.learner = learner
@@ -72,7 +73,7 @@ class Rounds:
         self._canary = _first_canary(config)
 
     def begin(self, final: bool) -> None:
-        """Write the snapshot of the next version and ask for the round; training may go on meanwhile."""
+        """Write the snapshot of the next version and request the round; training may continue meanwhile."""
         version = self.window + 1 if self.window >= 0 else self.progress.version + 1
         self._take_up_tuning(version)
         heartbeat.beat()
@@ -116,14 +117,14 @@ class Rounds:
             )
 
     def _take_up_tuning(self, version: int) -> None:
-        """What the coordinator wants of S and eta by now holds for the window that `version` opens."""
+        """Apply the coordinator's current S and eta to the window that `version` opens."""
         wanted = self.client.tuning(self.rule.present) if self.client is not None else None
         self.rule.take_up(version, *self.ranks.share(wanted))
 
     def finish(self) -> bool:
-        """Wait until the round that is under way, if any, has committed.
+        """Wait until the round in progress, if any, has committed.
 
-        False when a node is told to stop meanwhile: nobody may be left to commit, and nobody needs the round.
+        False if a node is stopping: nobody may be left to commit, and nobody needs the round any more.
         """
         if not self.pending:
             return True
@@ -136,7 +137,7 @@ class Rounds:
         return True
 
     def _commit(self, deadline: float) -> list[int] | None:
-        """Rank 0: the version that was committed, if it comes within a turn. Raises SyncFailed."""
+        """Rank 0: the committed version, if the commit arrives within one poll. Raises SyncFailed."""
         if self.client is None:
             return None
         self._check_ledger()
@@ -156,7 +157,7 @@ class Rounds:
         return None
 
     def heard_last(self) -> None:
-        """Rank 0, at an orderly stop: a commit that has come by now counts; it is not waited for."""
+        """Rank 0, at an orderly stop: take a commit that has already arrived, without waiting for one."""
         if self.client is None or not self.pending:
             return
         try:
@@ -169,7 +170,7 @@ class Rounds:
             self.progress.version = answer.version
 
     def keep_canary(self, batch: Batch) -> None:
-        """From now on the canary is a trajectory that was really sampled: rank 0's first."""
+        """Make a sampled trajectory the canary from now on: rank 0's first."""
         ids: list[int] | None = None
         if self.ranks.is_first:
             samples = [s for mini in batch.mini for s in mini]
@@ -185,7 +186,7 @@ class Rounds:
 
 
 def _first_canary(config: RunConfig) -> list[int]:
-    """Before anything was sampled: fixed pseudo-random tokens."""
+    """The canary before anything has been sampled: fixed pseudo-random tokens."""
     vocabulary = vocabulary_size(Path(config.model.path))
     generator = torch.Generator().manual_seed(config.seed)
     length = min(_CANARY_TOKENS, config.data.max_prompt_length + config.data.max_response_length)
@@ -193,7 +194,7 @@ def _first_canary(config: RunConfig) -> list[int]:
 
 
 def sync_limit_s(config: RunConfig) -> float:
-    """Longest a sync round may take, in seconds: validation, running work, every attempt."""
+    """Longest time a sync round may take, in seconds, including validation, running work and all attempts."""
     c = config.sync
     drain = 0.0 if config.rule.crosses is None else config.rollout.sample_timeout_s
     attempts = (c.max_attempts + 2) * (c.rendezvous_timeout_s + c.transfer_timeout_s + 5.0)

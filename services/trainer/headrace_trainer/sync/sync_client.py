@@ -1,7 +1,7 @@
-"""Rank 0's side of the coordinator's stream: asks for rounds, serves them from the snapshot.
+"""Rank 0's side of the coordinator's stream: requests rounds and serves them from the snapshot.
 
-Whenever the stream comes back, an unanswered request is sent again (requests are idempotent). The training
-loop only calls `begin`, `committed` and `tuning`.
+After a reconnect an unanswered request is sent again (requests are idempotent). The training loop only calls
+`begin`, `committed` and `tuning`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _WELCOME_S = 60.0
 
 
 class SyncFailed(RuntimeError):
-    """The coordinator gave the round up, or did not answer in time."""
+    """The coordinator abandoned the round, or did not answer in time."""
 
 
 class SyncRefused(SyncFailed):
-    """The coordinator cannot be reached as this service is configured."""
+    """The coordinator cannot be reached with this service's configuration."""
 
 
 class SyncClient:
@@ -65,7 +65,7 @@ class SyncClient:
         self._tuning: pb.Tuning | None = None
         self._welcome = False
         """Whether a coordinator has answered."""
-        # The stream's thread alone uses these.
+        # Only the stream's thread uses these.
         self._asked: pb.BeginSync | None = None
         """The same request, from when the thread knows it: each connection sends it once."""
         self._served: tuple[int, pb.Manifest] = (-1, pb.Manifest())
@@ -79,7 +79,7 @@ class SyncClient:
     # -- training loop ---------------------------------------------------------------------------
 
     def begin(self, request: pb.BeginSync) -> None:
-        """Ask for a round that brings everybody to `request.version`; returns at once."""
+        """Request a round that brings all members to `request.version`. Returns at once."""
         with self._state:
             assert self._waiting is None, "one round at a time"
             self._waiting = request
@@ -87,7 +87,7 @@ class SyncClient:
         self._thread.call(self._ask, request)
 
     def committed(self, wait_s: float = 0.0) -> pb.Committed | None:
-        """The commit of the round begun last, if it comes within `wait_s` seconds. Raises SyncFailed."""
+        """The commit of the last requested round, if it arrives within `wait_s` seconds, or SyncFailed."""
         with self._state:
             self._state.wait_for(lambda: self._committed is not None or self._failure is not None, wait_s)
             if self._failure is not None:
@@ -95,8 +95,8 @@ class SyncClient:
             return self._committed
 
     def tuning(self, rule: StalenessRule) -> tuple[int, float]:
-        """S and eta as they are wanted by now; those of `rule` when nobody says. Waits for the coordinator's
-        word: what `rule` was read from may be a file that was refused."""
+        """The S and eta wanted now; those of `rule` if the coordinator sets none. Waits for its answer,
+        because `rule` may come from a file that was refused."""
         with self._state:
             self._state.wait_for(lambda: self._welcome or self._failure is not None, _WELCOME_S)
             found = self._tuning
@@ -150,7 +150,7 @@ class SyncClient:
         with self._state:
             waiting = self._waiting
             if waiting is not None and committed.version < waiting.version:
-                return  # the answer to an earlier request, sent again around a reconnect
+                return  # a duplicate answer to an earlier request, around a reconnect
             if waiting is not None:
                 self._served = (waiting.version, waiting.manifest)
             self._waiting = None
@@ -193,7 +193,7 @@ class SyncClient:
         self._stream.send(pb.TrainerReport(failed=failed))
 
     def _stream_failed(self, error: Exception) -> None:
-        """The training loop must hear of it, or it would wait in vain."""
+        """Hand `error` to the training loop, which would otherwise wait in vain."""
         if isinstance(error, TokenRefused | CoordinatorRefused | TlsError):
             self._fail(SyncRefused(str(error)))
             return

@@ -1,7 +1,7 @@
-"""Serves the committed snapshot: every rank runs one of these in a thread of its own.
+"""Serves the committed snapshot. Every rank runs a server in its own thread.
 
-Rank 0 says `gather` or `stop` through a store; the other ranks follow. Gathers use a process group
-of their own, so they never meet the training step's collectives. Rank 0 alone talks to the engines.
+Rank 0 sends `gather` or `stop` through a store, and the other ranks follow. Gathers use their own process
+group, so they never mix with the training step's collectives. Only rank 0 talks to the engines.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _DISMISS_S = 1.0
 
 
 class MovedOn(CommunicatorError):
-    """The snapshot is another version by now."""
+    """The snapshot has become another version."""
 
 
 class WeightServer:
-    """Rank 0: `form` and `send`, called by one thread of the sync client's. Others: a follower thread."""
+    """On rank 0: `form` and `send`, called by one thread of the sync client. Elsewhere: a follower thread."""
 
     def __init__(self, snapshot: Snapshot, store: dist.Store, ranks: Ranks) -> None:
         self.snapshot = snapshot
@@ -58,9 +58,9 @@ class WeightServer:
     # -- every rank ------------------------------------------------------------------------------
 
     def write_snapshot(self, version: int) -> None:
-        """All ranks together, with no transfer under way: the live parameters become `version`."""
+        """Make the live parameters `version`. All ranks together, with no transfer in progress."""
         while self._ranks.is_first and not self._lock.acquire(timeout=_TURN_S):
-            heartbeat.beat()  # a late joiner gets the version before
+            heartbeat.beat()  # a late joiner is being sent the previous version
         try:
             self._ranks.meet()
             self.snapshot.write()
@@ -91,7 +91,7 @@ class WeightServer:
                 key = f"command/{heard}"
                 try:
                     self._store.wait([key], _UNTIL_TOLD)
-                except dist.DistStoreError:  # nothing said for so long
+                except dist.DistStoreError:  # no command within the store's timeout
                     continue
                 heard += 1
                 if self._store.get(key) == b"stop":
@@ -99,7 +99,7 @@ class WeightServer:
                     return
                 for _ in self.snapshot.gather():
                     pass
-        except dist.DistNetworkError as error:  # rank 0 is gone; the launch is over with it
+        except dist.DistNetworkError as error:  # rank 0 is gone, and the launch with it
             self.failure = error
         except BaseException as error:  # kept for `check`: the training loop raises it
             log.exception("weight server failed")
@@ -108,8 +108,8 @@ class WeightServer:
     # -- rank 0 ----------------------------------------------------------------------------------
 
     def dismiss(self) -> None:
-        """The followers' last word. Whoever fails says it, too: else each of them finds a broken connection,
-        of which the store writes a page. Not within a transfer: then they gather and do not listen."""
+        """Tell the followers to stop, also after a failure. Otherwise each finds a broken connection, about
+        which the store logs a page. Not during a transfer: followers that gather do not listen."""
         if self._ranks.is_first and self._lock.acquire(timeout=_DISMISS_S):
             try:
                 self._say("stop")
@@ -129,7 +129,7 @@ class WeightServer:
             comm.close()
 
     def form(self, r: pb.Rendezvous) -> None:
-        """Meet the engines of a new group epoch; the old communicator goes first. CommunicatorError."""
+        """Close the old communicator and join the engines of a new group epoch. Raises CommunicatorError."""
         self._drop_group()
         if r.world_size > 1:
             self._comm = connect(
@@ -139,22 +139,22 @@ class WeightServer:
     def send(self, version: int, bucket_bytes: int) -> tuple[str, float]:
         """Gather unit by unit and broadcast to the group. Returns (digest, seconds).
 
-        Raises MovedOn when the snapshot is no longer `version` (a catch-up that came too late), and
-        CommunicatorError. Without a group (no engine to send to) the digest is computed all the same.
+        Raises MovedOn if the snapshot is no longer `version` (a catch-up that came too late), and
+        CommunicatorError. Without a group (no engine to send to) the digest is still computed.
         """
         began = time.monotonic()
         digest = hashlib.sha256()
         error: CommunicatorError | None = None
         with self._lock:
             if version != self.version:
-                self._drop_group()  # who waits for a broadcast hears of it
+                self._drop_group()  # peers waiting for a broadcast see the failure
                 raise MovedOn(f"version {version} was asked for, the snapshot is {self.version}")
             self._say("gather")
             for packed in self.snapshot.gather():
                 assert packed is not None  # rank 0 gets every unit
                 digest.update(packed.numpy().data)
                 if self._comm is None or error is not None:
-                    continue  # the followers gather on: stay in step with them to the end
+                    continue  # the followers keep gathering: stay in step to the end
                 try:
                     self._broadcast(self._comm, packed, bucket_bytes)
                 except CommunicatorError as caught:
