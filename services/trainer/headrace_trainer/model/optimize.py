@@ -42,9 +42,9 @@ class Learnable:
         self.schedule._last_lr = [now["lr"] * factor for factor in factors]
 
     def apply_gradients(self, largest_norm: float) -> float:
-        """Clip, step, and clear the gradients. All ranks together.
+        """Clip and step. Clears the gradients if no step is taken. All ranks together.
 
-        Returns the norm before clipping. One that is not finite takes no step, on every rank alike.
+        Returns the norm before clipping. If it is not finite, no rank takes a step.
         """
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
         total = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
