@@ -90,7 +90,7 @@ def rloo_advantages(batch: AdvantageInput) -> AdvantageOutput:
 
 
 def rloo_or_zero_advantages(batch: AdvantageInput) -> AdvantageOutput:
-    """As rloo (arXiv 2402.14740), but a group of one gets 0: it has nobody to compare with."""
+    """As rloo (arXiv 2402.14740), but a group of one gets 0: there is nothing to compare it with."""
     return per_trajectory(batch, _alone_zero(leave_one_out(batch.scores(), batch.group_ids), batch.group_ids))
 
 

@@ -1,4 +1,4 @@
-"""From token losses to one scalar, with denominators of the whole mini-batch.
+"""Aggregates token losses into one scalar, with denominators of the whole mini-batch.
 
 A denominator counts the mini-batch over all ranks and micro-batches. FSDP averages gradients over ranks, so a
 rank's share is its local sum * data-parallel size / global denominator; summed over micro-batches and
@@ -30,7 +30,7 @@ class Denominators:
 
 
 def count(mask: torch.Tensor, horizon: float = 1.0) -> Denominators:
-    """Denominators of a batch that is not cut. mask: (B, T)."""
+    """Denominators of a batch that is not split. mask: (B, T)."""
     on = mask > 0
     return Denominators(float(on.sum()), float(on.any(-1).sum()), horizon)
 

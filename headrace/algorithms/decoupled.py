@@ -68,7 +68,7 @@ def behaviour_weights(
         outside = outside | (statistic < bounds.lower)
     if bounds.action == "mask":
         return BehaviourWeights(zero_outside(ratio, on & ~outside), on & ~outside, on & outside)
-    # A token's weight is cut wherever it exceeds the bounds; a sequence's where its statistic does.
+    # A token's weight is clamped where the weight exceeds the bounds; a sequence's, where its statistic does.
     cut = ratio.clamp(low, bounds.upper)
     clamped = torch.where(outside, cut, ratio) if bounds.level == "sequence" else cut
     return BehaviourWeights(zero_outside(clamped, on), on, on & (clamped != ratio))

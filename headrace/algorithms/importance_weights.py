@@ -141,7 +141,7 @@ def _metrics(
     whole = level == "sequence"
     seen, seen_on = (raw[:, 0], rows) if whole else (raw, on)
     if whole:
-        # The row's weight, also where its first token lies outside the mask.
+        # The row's weight, even if its first token is outside the mask.
         seen = log_weights[:, 0].clamp_max(LOG_RATIO_LIMIT).exp()
     shown = seen if whole else weights
     several = bool(rows.sum() > 1)

@@ -1,4 +1,4 @@
-"""Which tokens M2PO keeps."""
+"""The token selection of M2PO."""
 
 from __future__ import annotations
 

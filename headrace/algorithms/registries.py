@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Estimator:
-    """An advantage estimator: its function, and what the run must bring for it."""
+    """An advantage estimator: its function, and what it requires of the run."""
 
     function: Callable[[AdvantageInput], AdvantageOutput] | str
     """Or `module:function`."""
@@ -35,7 +35,7 @@ class Estimator:
     values: bool = False
     """A critic's values: `AdvantageInput.values`."""
     greedy_baseline: bool = False
-    """The reward of a greedy response beside every group: `AdvantageInput.reward_baselines`."""
+    """The reward of a greedy response in addition to every group: `AdvantageInput.reward_baselines`."""
     sum_pi_squared: bool = False
     """Recomputed old log-probs and sums over the vocabulary: `AdvantageInput.old_log_probs` and
     `AdvantageInput.sum_pi_squared`."""
@@ -78,8 +78,8 @@ A = TypeVar("A", Estimator, PolicyLoss)
 
 
 def _as(kind: type[A], shipped: Iterable[A]) -> Callable[..., A]:
-    """What `register` is given as a `kind`: with the needs it says, else those of the shipped algorithm whose
-    function it is."""
+    """Convert what is given to `register` into a `kind`. A function without stated needs gets those of the
+    shipped algorithm whose function it is."""
     known = {one.function: one for one in shipped}
 
     def convert(entry: Any, **needs: Any) -> A:

@@ -1,4 +1,4 @@
-"""Rejection: leaving out tokens or whole sequences on which trainer and engine disagree too much.
+"""Rejects tokens or whole sequences on which trainer and engine disagree too much.
 
 Criteria compose: a token stays only if all keep it. With log r = trainer - engine:
 
@@ -117,7 +117,7 @@ class Rejection:
 
 
 def reject(log_ratio: torch.Tensor, mask: torch.Tensor, criteria: str, thresholds: str | float) -> Rejection:
-    """Leave out what any of `criteria` refuses.
+    """Leave out what any of `criteria` rejects.
 
     log_ratio, mask: (B, T). `criteria`: names separated by commas; `thresholds`: one for each in the same
     way, or one for all, each a number or "lower_upper".
@@ -146,7 +146,7 @@ def reject(log_ratio: torch.Tensor, mask: torch.Tensor, criteria: str, threshold
 
 
 def veto(log_ratio: torch.Tensor, mask: torch.Tensor, threshold: float) -> Rejection:
-    """Leave out every sequence with a token of trainer / engine < `threshold`. (B, T) each."""
+    """Leave out every sequence that has a token with trainer / engine < `threshold`. (B, T) each."""
     on = mask > 0
     catastrophic = on & (log_ratio.detach() < math.log(threshold))
     vetoed = catastrophic.any(-1)

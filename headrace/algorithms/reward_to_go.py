@@ -1,4 +1,4 @@
-"""Advantage estimators that look at the rewards still to come at each token."""
+"""Advantage estimators based on the rewards still to come at each token."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def optimal_token_baseline_advantages(batch: AdvantageInput) -> AdvantageOutput:
     stats = group_stats(batch.scores(), batch.group_ids)
     weighted = group_sum(returns * cumulative, stats.index)
     baseline = weighted / (group_sum(cumulative, stats.index) + BASELINE_EPS)
-    # One past a row's last trained token, compared with the others of its group.
+    # One past a row's last trained token, compared with the other rows of its group.
     position = torch.arange(1, on.shape[1] + 1, device=on.device)
     extent = (on * position).amax(-1)
     rivals = extent[:, None] >= position

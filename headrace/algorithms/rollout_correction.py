@@ -1,4 +1,4 @@
-"""Correcting for the difference between the trainer's and the engine's policy: weights and rejection.
+"""Corrects for the difference between the trainer's and the engine's policy by weights and rejection.
 
 log r = old - behaviour. Weights reduce the bias of what stays; rejection takes out what is beyond repair.
 When the engine's log-probs are the old ones the ratio of the loss corrects already: reject, but do not weigh.

@@ -1,4 +1,4 @@
-"""Rewards before they become advantages: penalties."""
+"""Penalties applied to rewards before advantages are computed."""
 
 from __future__ import annotations
 

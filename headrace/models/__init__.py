@@ -1,1 +1,1 @@
-"""Causal language models as the trainer uses them."""
+"""Causal language models, as used by the trainer."""

@@ -1,4 +1,4 @@
-"""From parameters in memory to tensors in checkpoint format (the names that safetensors files hold).
+"""Converts parameters in memory to tensors in checkpoint format (the names in safetensors files).
 
 transformers keeps a layer's experts fused in memory; checkpoints and vLLM's loaders have one tensor
 per expert and projection. Tied heads do not appear (`named_parameters` yields them once).
@@ -20,7 +20,7 @@ _DOWN = ".experts.down_proj"
 
 
 def checkpoint_tensors(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes that the parameter `name` of full `shape` becomes, in the order of sending."""
+    """Names and shapes of the tensors that the parameter `name` of full `shape` becomes, in sending order."""
     if name.endswith(_GATE_UP):
         experts, double, hidden = shape
         stem = name.removesuffix("gate_up_proj")
@@ -54,7 +54,7 @@ def names_in_checkpoint(model_dir: Path) -> set[str]:
 def check_names(model_dir: Path, names: Iterable[str]) -> None:
     """Raises ValueError when the names that would be sent are not the checkpoint's own.
 
-    A mapping that is wrong for an architecture must stop the run, not load weights nowhere.
+    A mapping that is wrong for an architecture must stop the run instead of silently losing weights.
     """
     ours, theirs = set(names), names_in_checkpoint(model_dir)
     unknown = sorted(ours - theirs)

@@ -1,7 +1,7 @@
-"""Whether a model directory works in the loop, as far as can be said without loading its weights.
+"""Checks that a model directory works in the loop, as far as possible without loading its weights.
 
 Everything here imports torch and transformers, and with `model.trust_remote_code` runs the model's own code:
-it belongs into a process of its own (`headrace.local.trial`).
+run it in a separate process (`headrace.local.trial`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Checked:
 
 
 def check_model(config: RunConfig, tokenizer: Any) -> Checked:
-    """The policy's architecture and weights' names, its tokenizer and end tokens. `tokenizer` is loaded."""
+    """Check the policy's architecture, weight names, tokenizer and end tokens. `tokenizer`: loaded."""
     found = Checked()
     path = Path(config.model.path)
     _architecture(config, path, found)
@@ -38,7 +38,7 @@ def check_model(config: RunConfig, tokenizer: Any) -> Checked:
 
 
 def _architecture(config: RunConfig, path: Path, found: Checked) -> None:
-    """transformers knows it as a causal language model, and its parameters are the checkpoint's tensors."""
+    """Check that transformers has it as a causal language model whose parameters match the checkpoint."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -70,7 +70,7 @@ def _architecture(config: RunConfig, path: Path, found: Checked) -> None:
 
 
 def _engine(path: Path, found: Checked) -> None:
-    """vLLM knows the architecture."""
+    """Check that vLLM knows the architecture."""
     named = [str(name) for name in read_settings(path).get("architectures") or []]
     try:
         from vllm import ModelRegistry

@@ -1,4 +1,4 @@
-"""What the files of a Hugging Face model directory say, read without torch."""
+"""Reads the files of a Hugging Face model directory without torch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def weight_files(model_dir: Path) -> list[Path]:
-    """The safetensors files that are the model: one, or those of the index, or whatever there is. Beside them
-    may lie others, of an earlier save. Raises ValueError."""
+    """The safetensors files of the model: the single file, else those of the index, else all. The directory
+    may also hold files of an earlier save. Raises ValueError."""
     if (one := model_dir / "model.safetensors").exists():
         return [one]
     if (index := model_dir / "model.safetensors.index.json").exists():
@@ -85,7 +85,7 @@ def eos_token_ids(model_dir: Path) -> list[int]:
 
 
 def vocabulary_size(model_dir: Path) -> int:
-    """Token ids that the model knows, counted from 0; its tokenizer may know fewer. Raises ValueError."""
+    """Number of token ids of the model; its tokenizer may have fewer. Raises ValueError."""
     found = text_settings(read_settings(model_dir)).get("vocab_size")
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise ValueError(
@@ -106,8 +106,8 @@ def _token_ids(file: Path, found: Any) -> list[int]:
 
 
 def unsupported(settings: Mapping[str, Any]) -> str | None:
-    """Why a model cannot be trained here, and what to do, from its config.json alone; None when nothing is
-    known against it."""
+    """Why a model cannot be trained here, and what to do, from its config.json alone; None if there is no
+    known obstacle."""
     kind = settings.get("model_type", "unknown")
     if settings.get("is_encoder_decoder"):
         return f"{kind} is an encoder-decoder model; give a decoder-only causal language model"
@@ -125,7 +125,7 @@ def unsupported(settings: Mapping[str, Any]) -> str | None:
         )
     named, code = settings.get("architectures"), settings.get("auto_map")
     if isinstance(code, Mapping) and "AutoModelForCausalLM" in code:
-        return None  # the directory brings a class of its own
+        return None  # the directory has its own model class
     if isinstance(named, list) and named and not any(_generates(str(name)) for name in named):
         return (
             f"{', '.join(map(str, named))} is no causal language model; give one whose architecture ends in "

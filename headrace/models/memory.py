@@ -1,13 +1,13 @@
-"""What a model needs of memory, before anything is loaded: sizes from the files, needs from the settings.
+"""Memory that a model needs, before anything is loaded: sizes from the files, needs from the settings.
 
 Sizes are exact: they come from the headers of the safetensors files. Needs are estimates; docs/models.md
-tells the formulas and what they leave out. With P parameters, W ranks and b bytes per element of
+gives the formulas and what they leave out. With P parameters, W ranks and b bytes per element of
 `model.dtype`:
 
 - a trainer rank holds its share of float32 master weights, gradients and AdamW's two moments (16 P / W), the
   parameters that FSDP has gathered at one moment (b x (root + two layers)), the float32 gradient of a layer,
   and what the backward pass of one micro-batch of `actor.ppo_max_token_len_per_gpu` tokens needs;
-- beside it in host memory: the committed snapshot (b P / W);
+- also in host memory: the committed snapshot (b P / W);
 - an engine holds b P / tensor_parallel_size per GPU, and its KV cache.
 """
 
@@ -38,7 +38,7 @@ _LAYER = re.compile(r"\.(?:layers|h|blocks|block)\.(\d+)\.")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the estimate needs to know of a causal language model."""
+    """Properties of a causal language model that the estimate needs."""
 
     parameters: int
     largest_layer: int
@@ -68,7 +68,7 @@ def model_shape(model_dir: Path) -> ModelShape:
     shapes = tensor_shapes(model_dir)
     if not shapes:
         raise ValueError(f"{model_dir}: no weights")
-    # Families that tie by default need not say so; then there is no tensor of the head either.
+    # Families that tie by default need not say so in config.json; the files then have no head tensor either.
     tied = settings.get("tie_word_embeddings", not any(n.endswith("lm_head.weight") for n in shapes))
     kept = {n: math.prod(s) for n, s in shapes.items() if not (tied and n.endswith("lm_head.weight"))}
     in_layer: dict[int, int] = {}
@@ -114,7 +114,7 @@ def model_shape(model_dir: Path) -> ModelShape:
 
 
 def layer_token_bytes(shape: ModelShape, itemsize: int) -> int:
-    """Kept for the backward pass by one decoder layer for one token, nothing being recomputed.
+    """Bytes that one decoder layer keeps per token for the backward pass, without recomputation.
 
     Two norms keep their input in float32 and pass on the compute dtype; attention keeps q, k, v, their
     repetition over the query heads and its output twice; the gated feed-forward part its input and four
@@ -126,8 +126,8 @@ def layer_token_bytes(shape: ModelShape, itemsize: int) -> int:
 
 
 def activation_bytes(shape: ModelShape, itemsize: int, tokens: int, recompute: bool) -> int:
-    """Kept by all decoder layers for a micro-batch. A layer that is computed again keeps its input; what the
-    one at work needs comes on top."""
+    """Bytes that all decoder layers keep for a micro-batch. A recomputed layer keeps only its input; the
+    needs of the layer being computed are added."""
     of_layer = tokens * layer_token_bytes(shape, itemsize)
     if recompute:
         return shape.layers * tokens * itemsize * shape.hidden + of_layer
@@ -135,8 +135,8 @@ def activation_bytes(shape: ModelShape, itemsize: int, tokens: int, recompute: b
 
 
 def head_bytes(shape: ModelShape, itemsize: int, tokens: int) -> int:
-    """At the loss: a chunk of logits in the compute dtype and four float32 copies of it, the float32 gradient
-    of the head's weights, and the states that it reads with their gradient."""
+    """Bytes at the loss: a chunk of logits in the compute dtype and four float32 copies of it, the float32
+    gradient of the head's weights, and the states that it reads with their gradient."""
     chunk = min(tokens * shape.vocabulary, max(CHUNK_ELEMENTS, shape.vocabulary))
     return (
         chunk * (itemsize + 4 * 4)
@@ -146,7 +146,7 @@ def head_bytes(shape: ModelShape, itemsize: int, tokens: int) -> int:
 
 
 def kv_token_bytes(shape: ModelShape, itemsize: int) -> int:
-    """Keys and values of one token in every layer."""
+    """Bytes of one token's keys and values in all layers."""
     return 2 * shape.layers * shape.kv_size * itemsize
 
 
@@ -160,7 +160,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Need:
-    """What one process needs. On a GPU `device` lies there; on CPU everything is host memory."""
+    """What one process needs. `device` is GPU memory; on CPU everything is host memory."""
 
     device: tuple[Part, ...]
     host: tuple[Part, ...]
@@ -177,7 +177,7 @@ class Need:
 def rank_need(
     c: RunConfig, policy: ModelShape, critic: ModelShape | None = None, reference: ModelShape | None = None
 ) -> Need:
-    """One trainer rank at the peak of an update."""
+    """Memory of one trainer rank at the peak of an update."""
     b, ranks, p = ITEMSIZE[c.model.dtype], c.world_size, policy.parameters
     tokens = c.actor.ppo_max_token_len_per_gpu
     recompute = c.model.recomputes(p)
@@ -205,7 +205,7 @@ def rank_need(
 
 
 def _gathered(shape: ModelShape, itemsize: int) -> int:
-    """The root stays gathered through a step; of the layers the one that computes and the next."""
+    """Bytes of gathered parameters: the root throughout a step, the layer being computed and the next one."""
     return itemsize * (shape.root + 2 * shape.largest_layer)
 
 
@@ -224,7 +224,7 @@ class EngineNeed:
 
     @property
     def sequences(self) -> int | None:
-        """Sequences of the longest kind that fit at once; None when the cache's size is unknown."""
+        """Sequences of maximum length that fit at once; None when the cache's size is unknown."""
         return None if self.kv_cache is None else self.kv_cache // (self.kv_token * self.longest)
 
 
@@ -258,7 +258,7 @@ def engine_host_bytes(c: RunConfig, need: EngineNeed) -> int:
 
 
 def memory_problems(need: EngineNeed, c: RunConfig) -> Iterator[str]:
-    """What an engine cannot start with."""
+    """Reasons why an engine cannot start."""
     if need.sequences == 0 and need.kv_cache is not None:
         one = need.kv_token * need.longest
         if c.trainer.device == "cuda":

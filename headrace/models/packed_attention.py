@@ -1,8 +1,8 @@
-"""Causal attention over a packed row: sequences that lie one behind the other and do not see each other.
+"""Causal attention over a packed row: sequences laid end to end that do not see each other.
 
 transformers calls the function registered here for every layer of a model whose attention implementation is
-`PACKED`. Where the sequences begin arrives under the names that transformers uses for its flash kernels
-(`cu_seq_lens_q`, ...), so a model that passes its keyword arguments on can run either. No mask is made for a
+`PACKED`. The sequence boundaries arrive under the names that transformers uses for its flash kernels
+(`cu_seq_lens_q`, ...), so a model that forwards its keyword arguments can use either. No mask is built for a
 packed row: on CUDA no tensor grows with the square of the row's length.
 """
 
@@ -19,7 +19,7 @@ PACKED = "headrace_packed"
 
 
 def register() -> None:
-    """Make `PACKED` known to transformers; repeating it changes nothing."""
+    """Register `PACKED` with transformers. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED, packed_attention)
@@ -115,7 +115,7 @@ def _one_sequence(
             query, key, value, mask, is_causal=mask is None, scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
-    # Capped scores have no kernel: the products are made one sequence at a time.
+    # No kernel caps scores, so compute the products one sequence at a time.
     repeats = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)

@@ -1,7 +1,7 @@
-"""A causal language model that reads packed rows and answers with scores of tokens instead of logits.
+"""A causal language model that reads packed rows and returns scores of tokens instead of logits.
 
-`install` gives a transformers model a second way to be called, `model(row, question)`, beside its own. The
-packed way goes through the same module tree, so FSDP, recomputation and parameter names are what they were.
+`install` gives a transformers model a second call form, `model(row, question)`, next to its own. The
+packed form goes through the same module tree, so FSDP, recomputation and parameter names are unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.models.token_scores import Question, TokenScores, Transform, score
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Sequences one behind the other. A container, so that FSDP leaves the integers alone."""
+    """Sequences laid end to end. A container, so that FSDP leaves the integers alone."""
 
     input_ids: torch.Tensor
     """(1, T)"""
@@ -31,8 +31,8 @@ class PackedRow:
 
     @property
     def no_mask(self) -> torch.Tensor:
-        """A mask in its final form is passed on as it is. Without one transformers would look for sequences
-        in the positions, which waits for the device."""
+        """A mask in its final form, which transformers passes on unchanged. Without one it would look for
+        sequences in the positions, which waits for the device."""
         return self.input_ids.new_zeros(1, 1, 1, 1)
 
     def states(self, backbone: torch.nn.Module) -> torch.Tensor:
@@ -62,8 +62,8 @@ def pack(sequences: Sequence[torch.Tensor], device: torch.device) -> PackedRow:
 def attend_packed(model: torch.nn.Module) -> None:
     """Let `model` (a causal language model or its backbone) attend within the sequences of a packed row.
 
-    Raises ValueError, saying what stands against it, for a model whose layers carry something from token to
-    token in another way than by attention.
+    Raises ValueError, naming the obstacle, for a model whose layers carry information between tokens by other
+    means than attention.
     """
     if (why := _obstacle(model)) is not None:
         raise ValueError(f"{type(model).__name__} cannot read packed rows: {why}; train another model")
@@ -106,7 +106,7 @@ def install(model: torch.nn.Module) -> None:
 
 
 def logit_transform(settings: Any) -> Transform:
-    """What models of this configuration do to the head's logits."""
+    """The transform that models of this configuration apply to the head's logits."""
     cap = getattr(settings, "final_logit_softcapping", None)
     factor = getattr(settings, "logit_scale", None)
     divisor = getattr(settings, "logits_scaling", None)
@@ -124,7 +124,7 @@ def logit_transform(settings: Any) -> Transform:
 
 
 class _Told(Exception):
-    """Attention was told where the sequences begin."""
+    """Raised when attention receives the sequence boundaries."""
 
 
 def _probe(
@@ -135,8 +135,8 @@ def _probe(
 
 
 def check_reads_packed_rows(model: torch.nn.Module) -> None:
-    """Raises ValueError unless `model`, whose parameters may lie on the meta device, can read packed rows.
-    What it computes is not looked at, and it is of no use afterwards."""
+    """Raises ValueError unless `model`, whose parameters may be on the meta device, can read packed rows.
+    Its output is not checked, and the model is unusable afterwards."""
     from transformers import AttentionInterface
 
     install(model)
@@ -147,7 +147,7 @@ def check_reads_packed_rows(model: torch.nn.Module) -> None:
         row.states(model.base_model)  # type: ignore[arg-type]
     except _Told:
         return
-    except Exception as error:  # whatever the model's own code makes of such a call
+    except Exception as error:  # the model's own code may raise anything here
         raise ValueError(
             f"{type(model).__name__} cannot read packed rows: {error!r}; train another model"
         ) from error

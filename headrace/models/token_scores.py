@@ -22,8 +22,8 @@ Transform = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about N positions of a row. FSDP casts and moves tensors among a model's arguments; in
-    here they stay what they are."""
+    """A query about N positions of a row. FSDP casts and moves tensors among a model's arguments, but leaves
+    those in here unchanged."""
 
     positions: torch.Tensor
     """(N,) in the row: the hidden state there predicts the token."""
@@ -93,7 +93,7 @@ class _Scores(torch.autograd.Function):
         question: Question = ctx.question
         wide = torch.promote_types(torch.float32, weight.dtype)
         grad_hidden = torch.empty_like(hidden)
-        # Summed over many chunks: in the weights' own bfloat16 the sum would lose the small ones.
+        # Summed over many chunks: bfloat16, the weights' dtype, would lose the small terms.
         grad_weight = torch.zeros_like(weight, dtype=wide)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         for at in range(0, hidden.shape[0], ctx.rows):
@@ -104,7 +104,7 @@ class _Scores(torch.autograd.Function):
             asked = 2 if question.entropy_gradient else 1
             upstream = [g[c] for g in grads[:asked]]
             (grad_raw,) = torch.autograd.grad(found[:asked], raw, upstream)
-            # A token that the loss leaves out teaches nothing, also where its logits are not finite.
+            # A token that the loss leaves out has no gradient, even if its logits are not finite.
             unread = torch.stack([g == 0 for g in upstream]).all(0)
             grad_raw.masked_fill_(unread[:, None], 0.0)
             grad_hidden[c] = grad_raw @ weight

@@ -1,1 +1,1 @@
-"""What travels when weights travel: layout, checkpoint format, snapshot."""
+"""Weight transfer: layout and snapshot."""

@@ -1,8 +1,8 @@
 """Layout of a weight transfer: tensors in checkpoint format, packed into units.
 
-A unit is the grain of gathering: whole tensors, one after the other without padding, of at most
-`bucket_bytes` together (a larger tensor is a unit by itself). A unit is sent in slices of at most
-`bucket_bytes`. Both ends derive everything from the same list of (name, dtype, shape).
+Weights are gathered by unit: whole tensors, one after the other without padding, of at most `bucket_bytes`
+in total (a larger tensor is a unit by itself). A unit is sent in slices of at most `bucket_bytes`. Both ends
+derive everything from the same list of (name, dtype, shape).
 """
 
 from __future__ import annotations

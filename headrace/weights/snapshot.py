@@ -1,6 +1,6 @@
 """The committed snapshot: one rank's shards of one policy version, in host memory, in the wire dtype.
 
-Guarantees: it changes only in `write`; rounds, retries and late joiners read it and never the live
+It changes only in `write`. Rounds, retries and late joiners read it and never the live
 parameters. Shards are cast before they are gathered.
 """
 
@@ -31,7 +31,7 @@ class Entry:
 
 
 class Snapshot:
-    """One rank's part. `group` is a Gloo process group of its own over all trainer ranks."""
+    """One rank's part of the snapshot. `group`: a separate Gloo process group over all trainer ranks."""
 
     def __init__(
         self, model: torch.nn.Module, wire_dtype: str, bucket_bytes: int, group: dist.ProcessGroup | None
@@ -60,7 +60,7 @@ class Snapshot:
         self.nbytes = sum(u.nbytes for u in self.units)
 
     def _units(self, wire_dtype: str, bucket_bytes: int) -> Iterator[tuple[list[Entry], Unit]]:
-        """Consecutive parameters, packed up to `bucket_bytes`; so a layer's tensors stay together."""
+        """Pack consecutive parameters up to `bucket_bytes`, so that a layer's tensors stay together."""
         entries: list[Entry] = []
         metas: list[TensorMeta] = []
         size = 0
@@ -77,7 +77,7 @@ class Snapshot:
             yield entries, Unit(tuple(metas))
 
     def write(self) -> None:
-        """Copy the live parameters of this rank. The caller sees to it that nobody gathers meanwhile."""
+        """Copy the live parameters of this rank. The caller ensures that no gather runs meanwhile."""
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -1,4 +1,4 @@
-"""What every transport provides, and the error that it raises."""
+"""The interface of every transport, and its error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class CommunicatorError(RuntimeError):
-    """A peer is gone, too slow, or the transport failed."""
+    """A peer is gone or too slow, or the transport failed."""
 
 
 class Communicator(Protocol):
@@ -17,7 +17,7 @@ class Communicator(Protocol):
     world_size: int
 
     def broadcast(self, buffer: torch.Tensor) -> None:
-        """Rank 0's bytes into everybody's `buffer` (1-d uint8 on the communicator's device)."""
+        """Copy rank 0's bytes into every rank's `buffer` (1-d uint8 on the communicator's device)."""
 
     def close(self) -> None:
-        """Give everything back, aborting what is under way. Never blocks, may be called twice."""
+        """Release everything and abort operations in progress. Never blocks, may be called twice."""

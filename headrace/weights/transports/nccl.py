@@ -30,8 +30,8 @@ def bindings() -> Any:
 
 
 def loaded_version() -> str:
-    """Of the libnccl.so.2 that nccl4py loads: the wheel's, as torch does. `torch.cuda.nccl.version()` is that
-    of the headers torch was built with, which may differ. Needs no GPU."""
+    """Version of the libnccl.so.2 that nccl4py loads: the wheel's, as in torch. `torch.cuda.nccl.version()`
+    is that of the headers torch was built with, which may differ. Needs no GPU."""
     library = bindings().get_version().libnccl
     if library is None:
         raise CommunicatorError(
@@ -82,7 +82,7 @@ class NcclCommunicator:
         return int(self._comm.get_async_error())
 
     def _wait_ready(self, what: str) -> None:
-        """Until the communicator leaves 'in progress' (7). Raises CommunicatorError after the deadline."""
+        """Wait until the communicator leaves 'in progress' (7). Raises CommunicatorError at the deadline."""
         deadline = time.monotonic() + self.timeout_s
         while (state := self._state()) == 7:
             if time.monotonic() > deadline:

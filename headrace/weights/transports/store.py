@@ -11,11 +11,11 @@ from headrace.weights.transports.communicator import CommunicatorError
 
 
 def serve_store(host: str) -> dist.TCPStore:
-    """A store on a free port of `host` alone; `.port` tells which. It lives as long as the returned object.
+    """A store on a free port of `host` only, given by `.port`. It lives as long as the returned object.
 
     Raises PortTaken.
     """
-    # TCPStore serves on every interface, whatever host it is given, unless it gets a socket that is bound.
+    # TCPStore serves on every interface, whatever host it is given, unless it gets a bound socket.
     listener = bound_socket(host, 0)
     listener.listen()
     port = listener.getsockname()[1]

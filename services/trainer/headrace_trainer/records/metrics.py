@@ -1,4 +1,4 @@
-"""Turns what the trainer does into its metrics. Only rank 0 shows them; they are sums over all ranks."""
+"""The trainer's Prometheus metrics. Only rank 0 exposes them; they are sums over all ranks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ table.SERVICE.show()
 
 
 class Gaps(Collector):
-    """The largest version gap of an update beside what it was held against.
+    """The largest version gap of an update and the bound that applied to it.
 
-    An alert compares the two: after a change of the bound one must not be seen without the other.
+    An alert compares the two, so a scrape must never see one without the other after a change of the bound.
     """
 
     def __init__(self) -> None:
         self._shown: tuple[float | None, float | None] = (None, None)
 
     def show(self, largest: float | None, bound: float | None) -> None:
-        """Versions; None: not known yet. A bound of infinity stands for none."""
+        """Set both, in versions. None means not known yet; a bound of infinity means no bound."""
         self._shown = (largest, bound)
 
     def collect(self) -> Iterator[Metric]:
@@ -47,24 +47,24 @@ prometheus_client.REGISTRY.register(GAPS)
 
 
 class Clock(Collector):
-    """Seconds of steps, and those of them spent waiting for samples, as counters that run all the time.
+    """Seconds of steps, and those of them spent waiting for samples, as counters that advance continuously.
 
-    A trainer that waits for ever does not end its step, and an update may take longer than the time over
-    which a ratio of the two is taken: what were counted at its end would be missing, then come all at once.
+    Counting only at the end of a step would not do. A trainer that waits for ever never ends its step, and an
+    update may outlast the interval over which the ratio is taken: its time would be missing, then jump.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # the server's thread reads, and the sync client's ends a wait
+        self._lock = threading.Lock()  # the server's thread reads; the sync client's thread ends a wait
         self._began: float | None = None
         self._wait_s = 0.0
         self._counted_s = 0.0
-        """Of the wait of the present step, what is in the sum already."""
+        """Part of the present step's wait that is already in the sum."""
         self._since: float | None = None
         self._until_transfer = False
         self._shown = (0.0, 0.0)
 
     def begin_wait(self, now: float, until_transfer: bool = False) -> None:
-        """`now`: monotonic seconds. The first wait begins with the first step."""
+        """Begin a wait. `now`: monotonic seconds. The first wait begins with the first step."""
         with self._lock:
             if self._began is None:
                 self._began = now
@@ -75,7 +75,7 @@ class Clock(Collector):
             self._end(now)
 
     def transfer_begins(self, now: float) -> None:
-        """Of the wait for work that a round lets finish first, this is the end. Other waits go on."""
+        """End the wait for running work that a round lets finish first. Other waits continue."""
         with self._lock:
             if self._until_transfer:
                 self._end(now)
@@ -88,19 +88,19 @@ class Clock(Collector):
         self._since = None
 
     def step_ended(self, wait_s: float) -> None:
-        """`wait_s` of its seconds were waiting: what was not seen to be waiting is counted now."""
+        """End a step that waited for `wait_s` seconds. Waiting not counted so far is counted now."""
         with self._lock:
             self._wait_s += max(0.0, wait_s - self._counted_s)
             self._counted_s = 0.0
 
     def read(self, now: float | None = None) -> tuple[float, float]:
-        """(waiting, all) seconds until now."""
+        """(waiting, total) seconds until now."""
         with self._lock:
             now = time.monotonic() if now is None else now
             wait_s = self._wait_s + (0.0 if self._since is None else max(0.0, now - self._since))
             step_s = 0.0 if self._began is None else max(0.0, now - self._began)
-            # A scrape between an instant and the call that tells of it has seen a little more. A counter that
-            # steps back, however little, counts as one that began anew.
+            # A scrape between an event and the call that reports it has seen slightly more. A counter must
+            # not step back, however little: Prometheus would take that for a reset.
             self._shown = (max(wait_s, self._shown[0]), max(step_s, self._shown[1]))
             return self._shown
 
@@ -124,11 +124,11 @@ class Observed:
     rewards: Sequence[float]
     lengths: Sequence[int]
     stale_trajectories: int
-    """With a token that is older than the window's version."""
+    """Trajectories with a token older than the window's version."""
 
 
 def configure(config: RunConfig) -> None:
-    """What is known before the first update."""
+    """Set what is known before the first update."""
     bound = config.rule.largest_gap
     GAPS.show(None, math.inf if bound is None else bound)
 
@@ -141,8 +141,8 @@ def observe(
     seen: Observed,
     gap_bound: float,
 ) -> None:
-    """One run-log row, and what it was made of, into the registry. `gap_bound`: largest version gap that was
-    allowed in the update, versions; infinity for any."""
+    """Put one run-log row and its source data into the registry. `gap_bound`: largest version gap allowed in
+    the update, in versions; infinity if unbounded."""
     for span in seen.spans:
         table.SPAN.observe(span)
         table.PARTIAL.inc(span > 0)
@@ -177,19 +177,19 @@ def observe(
 
 
 def show_heartbeat(directory: Path) -> None:
-    """`directory`: of this node's heartbeats."""
+    """Export the age of the heartbeats in `directory`, this node's."""
 
     def age_s() -> float:
         try:
             return max(0.0, heartbeat.age_s(directory))
-        except OSError:  # the launcher has gone
+        except OSError:  # the launcher has ended
             return math.nan
 
     table.HEARTBEAT.set_function(age_s)
 
 
 def process_only() -> CollectorRegistry:
-    """For a node whose ranks are none of them the first: that it is up and gets on, what its process uses."""
+    """Metrics of a node without rank 0: that it is up and alive, and what its process uses."""
     registry = CollectorRegistry()
     registry.register(table.HEARTBEAT)
     prometheus_client.ProcessCollector(registry=registry)

@@ -30,12 +30,12 @@ from headrace_trainer.records.update_row import Update, update_row
 
 
 class StepReport:
-    """Every rank has one, since sums are collective; only rank 0 writes."""
+    """Measures and reports steps. Every rank has one, since sums are collective; only rank 0 writes."""
 
     def __init__(
         self, config: RunConfig, ledger: SyncLedger, ranks: Ranks, run_dir: Path, parameters: int = 0
     ) -> None:
-        """`parameters`: how many the policy has, over all ranks."""
+        """`parameters`: number of the policy's parameters over all ranks."""
         self._config = config
         self.parameters = parameters
         self._ledger = ledger
@@ -60,13 +60,13 @@ class StepReport:
         self._skipped = self._rejected = 0  # in updates without a row
         self._sync: dict[str, float] = {}
         self._last_commit = self._started
-        self._window = -1  # the one in which the batch was claimed
+        self._window = -1  # in which the batch was claimed
         self._gap_bound = 0.0  # versions, of that batch
-        self._read_at = 0.0  # wall clock, when the batch was here
+        self._read_at = 0.0  # wall clock, when the batch had arrived
         self._rollouters = RollouterReadings(ledger, config.name)
         self._stats: Stats | None = None
         self._partial = PartialCounts()  # of the open window
-        self._partial_closed = PartialCounts()  # of the one that closed last
+        self._partial_closed = PartialCounts()  # of the last closed window
         self._window_ended = False
         self._window_s = [0.0, 0.0]  # of waiting, of all updates since `window_seconds`
         if ranks.is_first:
@@ -79,7 +79,7 @@ class StepReport:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure a phase. A phase within a phase stops the outer one's clock: no second counts twice."""
+        """Measure a phase. A nested phase pauses the outer one's clock, so no second counts twice."""
         began = self._clock.enter(name)
         try:
             yield
@@ -87,20 +87,20 @@ class StepReport:
             self._trace.complete(name, began, self._clock.leave())
 
     def wait_for_generation(self) -> None:
-        """The round that is waited for now lets running work finish first."""
+        """Note that the round being waited for lets running work finish first."""
         metrics.CLOCK.begin_wait(time.monotonic(), until_transfer=True)
 
     def waited_for_generation(self) -> None:
-        """The round that has just committed let running work finish first: that part of `param_sync` is the
-        wait for the batch that generated meanwhile."""
+        """Count part of `param_sync` as waiting for samples: the round just committed let running work finish
+        first, so that part was the wait for the batch generated meanwhile."""
         pause_ns = round(self._sync.get(row_keys.SYNC_PAUSE_S, 0.0) * 1e9)
         moved = self._clock.move("param_sync", "wait_prev_gen", pause_ns)
         self._trace.instant("waited for generation", seconds=seconds(moved))
 
     def begin_update(self, batch: Batch, window: int, gap_bound: float) -> None:
-        """The batch is here: what lies between the last row's end and now was waiting for it. `gap_bound`:
-        largest version gap that its samples may have."""
-        # Of an update whose samples all went back there is no row: its phases go into the next one's.
+        """Begin an update: the batch has arrived, and the time since the last row's end was the wait for it.
+        `gap_bound`: largest version gap that its samples may have."""
+        # An update whose samples all went back has no row: its phases go into the next row.
         now = self._clock.end_wait()
         metrics.CLOCK.end_wait(seconds(now))
         self._trace.complete("gen_wait", self._wait_began, now, samples=len(batch.items))
@@ -112,22 +112,22 @@ class StepReport:
         if self._log is None:
             return
         now = time.monotonic()
-        metrics.CLOCK.transfer_begins(now)  # a round without members has none before its end
+        metrics.CLOCK.transfer_begins(now)  # a round without members has no transfer before its end
         self._rollouters.read()
         self._sync = self._log.committed(c, nbytes, now - self._last_commit, self._rollouters.newest)
         self._last_commit = now
 
     def window_ends(self) -> None:
-        """The update that is under way is the last of its window."""
+        """Note that the update in progress is the last of its window."""
         self._window_ended = True
 
     def flush_round(self) -> None:
-        """The row of the last committed round, which waits for the reports of the engines, is due now."""
+        """Write the row of the last committed round, which has waited for the engines' reports."""
         if self._log is not None:
             self._log.flush_round()
 
     def _read_stats(self) -> Stats | None:
-        """The ledger's; those of the update before when a stop was asked for and the ledger went first."""
+        """The ledger's statistics, or the previous update's if the trainer is stopping without a ledger."""
         with self._ledger.unless_stopping():
             self._stats = self._ledger.run(ops.stats())
         return self._stats
@@ -138,8 +138,8 @@ class StepReport:
             self._log.canary(report.version, report.max_abs_diff)
 
     def window_seconds(self) -> tuple[float, float]:
-        """Seconds of waiting for samples and of all updates since the last call; without the update that is
-        under way, which counts in the next window."""
+        """Seconds of waiting for samples and of all updates since the last call. The update in progress
+        counts in the next window."""
         waited, all_ = self._window_s
         self._window_s = [0.0, 0.0]
         return waited, all_
@@ -147,11 +147,11 @@ class StepReport:
     # -- rows ------------------------------------------------------------------------------------
 
     def resumed(self, wall_s: float) -> None:
-        """Count on from a checkpoint's wall clock."""
+        """Continue from a checkpoint's wall clock."""
         self._wall_before = wall_s
 
     def began(self, step: int) -> None:
-        """Recovered: the next update is the one after `step`."""
+        """Recovery is done: the next update is the one after `step`."""
         if self._log is not None:
             self._tracking = Tracking(self._config, self._run_dir, step)
 
@@ -219,7 +219,7 @@ class StepReport:
         self._skipped = self._rejected = 0
 
     def _show(self, row: dict[str, Any], p: TrainingProgress, u: Update) -> None:
-        """In the Prometheus metrics."""
+        """Update the Prometheus metrics."""
         seen = metrics.Observed(
             spans=u.facts.spans,
             update_gaps=update_gaps(u.items, p.step_of_version, u.steps_before(p)),

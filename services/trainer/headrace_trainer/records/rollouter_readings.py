@@ -1,4 +1,4 @@
-"""What the rollouters tell of themselves in Redis: how much of their time they were idle, and how busy."""
+"""The rollouters' own readings in Redis: what share of the time they were idle, and how busy they were."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.service import telemetry
 
 
 class RollouterReadings:
-    """Ratios between the last two readings; where one fails the ratios stay as they were."""
+    """Ratios between the last two readings. After a failed reading the ratios stay as they were."""
 
     def __init__(self, ledger: SyncLedger, run: str) -> None:
         self._ledger = ledger
@@ -20,8 +20,8 @@ class RollouterReadings:
         self.utilization: float | None = None
 
     def read(self) -> None:
-        """The first reading of a start has none before it: what the rollouters did until then is no business
-        of its windows."""
+        """Take a reading. The first one after a start gives no ratios: what the rollouters did before does
+        not belong to this start's windows."""
         try:
             fresh = telemetry.decode_all(self._ledger.redis.hgetall(self._key))  # type: ignore[arg-type]
         except redis.RedisError:

@@ -40,8 +40,8 @@ class RunLog:
         interval_s: float,
         rollouters: Mapping[str, RolloutTelemetry] | None = None,
     ) -> dict[str, float]:
-        """Begins the row of a round; it is written with the next one, when the canaries are in. Returns its
-        metrics. `rollouters`: what they have told of themselves so far."""
+        """Begin the row of a round. It is written with the next one, when the canaries have arrived. Returns
+        its metrics. `rollouters`: their readings so far."""
         self.flush_round()
         row = {
             row_keys.SYNC_PAUSE_S: c.pause_s,
@@ -65,14 +65,14 @@ class RunLog:
         return row
 
     def canary(self, version: int, difference: float) -> None:
-        """A member's report on `version`. Called by another thread."""
+        """Take a member's report on `version`. Called by another thread."""
         with self._lock:
             largest = max(difference, self._canaries.get(version, 0.0))
             self._canaries[version] = largest
             self._reported = max(self._reported, (version, largest))
 
     def canary_metrics(self) -> dict[str, float]:
-        """The largest difference under the newest version, once after each report that changed it."""
+        """The largest difference under the newest version, returned once per report that changed it."""
         with self._lock:
             if self._reported == self._shown:
                 return {}
@@ -117,7 +117,7 @@ def update_gaps(items: Sequence[Claimed], step_of_version: dict[str, int], optim
 
 
 def rank_correlation(values: Sequence[float]) -> float:
-    """Spearman's, of the values with their places; ties share their mean rank. 0 without spread."""
+    """Spearman correlation of values with their positions; ties share a mean rank. 0 without spread."""
     n = len(values)
     order = sorted(range(n), key=lambda i: values[i])
     ranks = [0.0] * n
@@ -142,7 +142,7 @@ MOST_PARTS = 64
 
 
 def part_sums(parts: Sequence[Mapping[str, float]]) -> PartSums:
-    """`parts`: those of each trajectory."""
+    """Sum reward parts. `parts`: those of each trajectory."""
     out: PartSums = {}
     for one in parts:
         for name, value in one.items():
@@ -154,7 +154,7 @@ def part_sums(parts: Sequence[Mapping[str, float]]) -> PartSums:
 def part_means(sums: Sequence[PartSums]) -> dict[str, float]:
     """Run log key -> mean over the trajectories that have the part. `sums`: those of each rank.
 
-    A reward that makes up names as it goes would fill the log: the first `MOST_PARTS` are kept.
+    Only the first `MOST_PARTS` are kept: a reward that invents names as it goes would fill the log.
     """
     whole: PartSums = {}
     for rank in sums:
@@ -166,9 +166,9 @@ def part_means(sums: Sequence[PartSums]) -> dict[str, float]:
 
 
 def environment_metrics(turns: Sequence[int], counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Turns of each trajectory, and means of what its environment counted, of those that have the count.
+    """Statistics of turns, and the mean of each environment count over the trajectories that have it.
 
-    Of the counts too the first `MOST_PARTS` are kept.
+    Only the first `MOST_PARTS` counts are kept.
     """
     out = {row_keys.ENV_TURNS_MEAN: sum(turns) / len(turns), row_keys.ENV_TURNS_MAX: float(max(turns))}
     for name in sorted({name for counts in counted for name in counts})[:MOST_PARTS]:

@@ -1,16 +1,16 @@
-"""The trackers (`headrace.records.trackers`), fed from the run's own files by a process of its own.
+"""The trackers (`headrace.records.trackers`), fed from the run's own files by a separate process.
 
-The trainer's rank 0 starts it (`Tracking`), hands it the configuration on its standard input, and tells it
-to finish by closing that; whatever it does, hangs or dies of, the trainer goes on. It follows `metrics.jsonl`
-and `eval.jsonl`. The guarantees:
+The trainer's rank 0 starts it (`Tracking`), passes it the configuration on its standard input, and closes
+that to make it finish. If the process hangs or dies, the trainer continues. It follows `metrics.jsonl` and
+`eval.jsonl`. The guarantees:
 
-- A step has one point. A tracker that takes back purges points of steps that a resume took back; in another
-  a step keeps its first point.
-- A killed process leaves nothing out: each tracker's directory says what it has got, and the next start goes
-  on there.
+- A step has one point. A tracker that can take back points purges those of steps that a resume has undone. In
+  other trackers a step keeps its first point.
+- A killed process leaves no gap: each tracker's directory records what it has received, and the next start
+  continues there.
 - It ends within `FINISH_S` of the trainer.
 
-The x axis is the step. A held-out score stands at the step that was reached when it was there.
+The x axis is the step. A held-out score is placed at the step that was reached when the score arrived.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _STATE = ".headrace.json"
 
 
 class Tracking:
-    """The process, if the configuration asks for any tracker. Nothing here raises or waits but `close`."""
+    """The process, if the configuration asks for any tracker. Only `close` may raise or wait."""
 
     def __init__(self, config: RunConfig, run_dir: Path, from_step: int) -> None:
-        """`from_step`: the trainer goes on after this step."""
+        """`from_step`: the trainer continues after this step."""
         self._process: subprocess.Popen[bytes] | None = None
         self._finish_s = min(FINISH_S, config.services.stop_timeout_s / 3)
         if not wanted(config):
@@ -81,7 +81,7 @@ class Tracking:
             log.error("no trackers", extra={"reason": str(error)})
 
     def check(self) -> None:
-        """Say it once when the process is gone."""
+        """Log once when the process is gone."""
         if self._process is not None and self._process.poll() is not None:
             log.error("the trackers ended; training goes on", extra={"code": self._process.returncode})
             self._process = None
@@ -107,7 +107,7 @@ class Tracking:
 
 
 class Feed:
-    """What one tracker has got, and how it gets the rest."""
+    """Feeds one tracker and remembers what it has received."""
 
     def __init__(self, name: str, config: RunConfig, run_dir: Path, from_step: int) -> None:
         self.name = name
@@ -122,7 +122,7 @@ class Feed:
         self._save()
 
     def give(self, rows: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]]) -> None:
-        """Rows and held-out scores in order; those that it has got already are passed over."""
+        """Send rows and held-out scores in order, skipping those already sent."""
         before = dict(self._state)
         for row in rows:
             step = row.get("step")
@@ -147,7 +147,7 @@ class Feed:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """What can be drawn of a row of `metrics.jsonl`, under its own keys."""
+    """The numeric values of a row of `metrics.jsonl`, under its own keys."""
     return {
         key: float(value)
         for key, value in row.items()
@@ -163,12 +163,12 @@ def score_values(score: Mapping[str, Any]) -> dict[str, float]:
 
 
 def follow(config: RunConfig, run_dir: Path, from_step: int, offset: int, done: threading.Event) -> bool:
-    """Until `done`; False when every tracker has failed. A tracker that raises is left out from then on."""
+    """Feed the trackers until `done`. False when all have failed: a tracker that raises is then left out."""
     feeds: list[Feed] = []
     for name in wanted(config):
         try:
             feeds.append(Feed(name, config, run_dir, from_step))
-        except Exception as error:  # a tracker's package may raise anything; the others are fed all the same
+        except Exception as error:  # a tracker's package may raise anything; still feed the others
             _gave_up(name, error)
     metrics = run_dir / "metrics.jsonl"
     tail = MetricsTail(metrics, offset=offset)
@@ -184,7 +184,7 @@ def follow(config: RunConfig, run_dir: Path, from_step: int, offset: int, done: 
                 feed.give(rows, scores)
                 if last_round:
                     feed.close()
-            except Exception as error:  # said once, and that tracker is left out from then on
+            except Exception as error:  # logged once; that tracker is left out from then on
                 _gave_up(feed.name, error)
                 feeds.remove(feed)
         if last_round:
@@ -195,7 +195,7 @@ def follow(config: RunConfig, run_dir: Path, from_step: int, offset: int, done: 
 
 
 def _await_last_scores(run_dir: Path) -> None:
-    """Until the newest version has scores, if earlier ones have; not for long: it may be one without."""
+    """Wait briefly until the newest version has scores, if earlier ones have. It may never get any."""
     deadline = time.monotonic() + _LAST_SCORES_S
     newest = max(
         (row["version"] for row in read_rows(run_dir / "sync.jsonl") if "version" in row), default=-1
@@ -227,7 +227,7 @@ def main() -> None:
     args = parser.parse_args()
     logs.setup("trackers")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the end of standard input is the sign
+        signal.signal(number, signal.SIG_IGN)  # the end of standard input is the signal to finish
     config = RunConfig.model_validate_json(sys.stdin.buffer.readline())
     done = threading.Event()
 
@@ -241,7 +241,7 @@ def main() -> None:
     threading.Thread(target=until_closed, daemon=True).start()
     ok = follow(config, args.run_dir, args.from_step, args.offset, done)
     sys.stderr.flush()
-    os._exit(0 if ok else 1)  # a tracker's own threads and exit hooks must not keep it
+    os._exit(0 if ok else 1)  # a tracker's threads and exit hooks must not delay the exit
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from headrace_trainer.records.run_log import part_means, part_sums
 
 @dataclass(frozen=True)
 class UpdateFacts:
-    """Lists are in order of rank: a value of each trajectory, `spans` one of each sample."""
+    """Lists are in order of rank, with one value per trajectory; `spans` has one per sample."""
 
     rewards: list[float]
     lengths: list[int]
@@ -30,15 +30,15 @@ class UpdateFacts:
     tokens: int
     """Of prompts and responses, each prompt once for each trajectory."""
     cut: int
-    """Responses that the limit cut."""
+    """Responses cut by the length limit."""
     zero_spread: int
     """Groups whose rewards are all equal."""
     stale_trajectories: int
-    """With a token that is older than the window's version."""
+    """Trajectories with a token older than the window's version."""
 
     @classmethod
     def gather(cls, ranks: Ranks, batch: Batch, window: int) -> UpdateFacts:
-        """Of every rank's part of the batch. Collective."""
+        """Gather the facts of every rank's part of the batch. Collective."""
         samples = [s for mini in batch.mini for s in mini]
         mine = [t for s in samples for t in s.trajectories]
         facts: list[dict[str, Any]] = ranks.gather_all(

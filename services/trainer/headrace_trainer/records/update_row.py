@@ -22,11 +22,11 @@ WAITS = ("gen_wait", "wait_prev_gen")
 
 @dataclass(frozen=True)
 class Update:
-    """One that is over. Times are seconds."""
+    """A completed update. Times are in seconds."""
 
     items: Sequence[Claimed]
     window: int
-    """In which its samples were claimed."""
+    """The window in which its samples were claimed."""
     read_at: float
     """Wall clock, when the batch was here."""
     learned: Learned
@@ -49,7 +49,7 @@ class Update:
 
     @property
     def latencies_s(self) -> list[float]:
-        """From written to read of each sample, by the wall clock that stamped both."""
+        """Time from write to read of each sample, by the wall clock that stamped both."""
         return [max(0.0, self.read_at - i.t_finished) for i in self.items]
 
     def steps_before(self, p: TrainingProgress) -> int:
@@ -60,7 +60,7 @@ class Update:
 def update_row(
     config: RunConfig, p: TrainingProgress, u: Update, stats: Stats, closed: PartialCounts, parameters: int
 ) -> dict[str, Any]:
-    """`closed`: of the window that closed last. `parameters`: of the policy, over all ranks."""
+    """`closed`: counts of the last closed window. `parameters`: number of the policy's, over all ranks."""
     total, facts = u.total, u.facts
     tokens, squared = max(total.tokens, 1.0), total.weight_squared
     grad_norms = u.learned.sums.grad_norms
@@ -123,8 +123,8 @@ def update_row(
     if config.algorithm.rollout_correction.rollout_is is not None:
         row[row_keys.ROLLOUT_CORR_CLIPPED_FRACTION] = total.truncated / tokens
     if peak := config.trainer.peak_flops:
-        # Forward and backward, two operations per parameter and token in the one, four in the other;
-        # attention's own are left out (Chowdhery et al. 2022, appendix B).
+        # Two operations per parameter and token in the forward pass, four in the backward pass. Attention's
+        # own are left out (Chowdhery et al. 2022, appendix B).
         work = 6.0 * parameters * facts.tokens
         row[row_keys.PERF_MFU] = work / (u.step_s * peak * config.world_size)
     if config.actor.use_kl_loss:
