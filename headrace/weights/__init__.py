@@ -1,1 +1,1 @@
-"""Weight transfer: layout and snapshot."""
+"""Weight transfer: layout, snapshot and transports."""
