@@ -125,7 +125,9 @@ class MicroBatch:
         return [part.numpy() for part in per_token.cpu().split(self.counts)]
 
 
-def pack_rows(rows: Sequence[BatchRow], device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
+def pack_rows(
+    rows: Sequence[BatchRow], device: torch.device, dtype: torch.dtype = torch.float32
+) -> MicroBatch:
     """Pack prompt and response of each row end to end. No rows give two tokens that train nothing: with them
     a rank without rows takes part in the collectives of a forward pass."""
     shape = (max(1, len(rows)), max((len(row.trajectory.token_ids) for row in rows), default=1))
