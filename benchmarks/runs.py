@@ -33,7 +33,7 @@ def finished_run(name: str, words: Sequence[str], fresh: bool = False, show: boo
         return directory
     if directory.exists():
         shutil.rmtree(directory)
-    command = [sys.executable, "-m", "headrace.cli.main", "run", *words, f"name={name}"]
+    command = [sys.executable, "-P", "-m", "headrace.cli.main", "run", *words, f"name={name}"]
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=not show, text=True, timeout=_LIMIT_S, check=False

@@ -168,7 +168,7 @@ _AGGREGATION = "headrace.algorithms.aggregation:"
 ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry(
     "advantage estimator",
     _ESTIMATORS,
-    group="headrace.algorithms",
+    group="headrace.advantage_estimators",
     convert=_as(Estimator, _ESTIMATORS.values()),
 )
 POLICY_LOSSES: Registry[PolicyLoss] = Registry(

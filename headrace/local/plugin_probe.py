@@ -18,11 +18,15 @@ from headrace.algorithms.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from headrace.config.algorithm_checks import AlgorithmError, load_algorithms
 from headrace.config.problems import cross_field_problems
 from headrace.config.run import RunConfig
+from headrace.data.sources import DATA_SOURCES, is_source, name_of
 from headrace.plugins.engines import ENGINES
 from headrace.plugins.optimizers import OPTIMIZERS
 from headrace.plugins.registry import Registry
+from headrace.plugins.trackers import TRACKERS
 from headrace.plugins.transports import TRANSPORTS
 from headrace.plugins.user_code import UserCodeError
+from headrace.records.trackers import wanted
+from headrace.service.module_command import module_command
 
 _IMPORT_S = 120.0
 MARK = "headrace: plugins:"
@@ -36,7 +40,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     where = "algorithm.modules" if config.algorithm.modules else "plugins"
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "headrace.local.plugin_probe"],
+            module_command("headrace.local.plugin_probe"),
             input=json.dumps(config.to_plain()).encode(),
             capture_output=True,
             timeout=_IMPORT_S,
@@ -60,6 +64,10 @@ def _named(config: RunConfig) -> Iterator[tuple[str, str, Registry[Any]]]:
     yield "critic.optim.optimizer", config.critic.optim.optimizer, OPTIMIZERS
     yield "algorithm.adv_estimator", config.algorithm.adv_estimator, ADVANTAGE_ESTIMATORS
     yield "actor.policy_loss", config.actor.policy_loss, POLICY_LOSSES
+    yield from (("trainer.logger", name, TRACKERS) for name in wanted(config))
+    for entry in (*config.data.train_paths, *config.data.val_files):
+        if is_source(entry) and (name := name_of(entry)) is not None:
+            yield "data", name, DATA_SOURCES
 
 
 def _found(text: str) -> list[str]:

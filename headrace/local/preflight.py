@@ -38,6 +38,9 @@ class Findings:
 
 def examine(config: RunConfig) -> Findings:
     """Run all checks. Unresolved `demo:` names are only checked as names."""
+    # First, and alone if it fails: the checks below import data sources and trackers into this process.
+    if outside := list(plugin_probe.problems(config)):
+        return Findings(outside, [])
     rows: dict[str, list[DataRow]] = {}
     warnings: list[str] = []
     problems = [
@@ -46,7 +49,6 @@ def examine(config: RunConfig) -> Findings:
         *_model(config),
         *reward_probe.problems(config),
         *environment_probe.problems(config),
-        *plugin_probe.problems(config),
         *_redis(config),
         *_ports(config),
         *_cores(config),

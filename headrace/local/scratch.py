@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import os
+import pwd
 import shlex
 import shutil
 import socket
@@ -99,14 +101,26 @@ def _parents() -> list[Path]:
 def exposed() -> str | None:
     """Warn if other users could replace our folder with theirs; None if they cannot."""
     for folder in [(parent := _parents()[0].resolve()), *parent.parents]:
-        mode = folder.stat().st_mode
-        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+        found = folder.stat()
+        mode = found.st_mode
+        others = stat.S_IWOTH if _is_alone(found.st_gid) else stat.S_IWGRP | stat.S_IWOTH
+        if mode & others and not mode & stat.S_ISVTX:
             return (
                 f"{folder} (mode {stat.S_IMODE(mode):04o}): other users may rename what lies there and put a "
                 "folder of theirs in the place of the run's, to whose sockets its services would send the "
                 f"password and the token; say chmod +t {folder}, or set TMPDIR to another folder"
             )
     return None
+
+
+def _is_alone(group: int) -> bool:
+    """Whether a group has nobody in it but us, as the group that many systems make for each user."""
+    try:
+        return group == os.getgid() and not set(grp.getgrgid(group).gr_mem) - {
+            pwd.getpwuid(os.getuid()).pw_name
+        }
+    except KeyError:
+        return False
 
 
 def _try_socket(root: Path) -> None:

@@ -17,11 +17,13 @@ def problems(config: RunConfig) -> Iterator[str]:
             yield from TRACKERS.get(name).problems(config)
         except UserCodeError as error:
             yield f"trainer.logger: {error}"
+        except Exception as error:  # a package's code may raise anything
+            yield f"trainer.logger: the check of {name} raised {error!r}; leave it out, or correct it"
 
 
 def warnings(config: RunConfig) -> Iterator[str]:
     for name in wanted(config):
         try:
             yield from TRACKERS.get(name).warnings(config)
-        except UserCodeError:
-            continue  # reported by `problems`
+        except Exception:  # reported by `problems`, or of no consequence there
+            continue

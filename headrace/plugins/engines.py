@@ -26,6 +26,9 @@ def _engine(found: Any) -> Any:
         "check",
         "shutdown",
         "version",
+        "watch",
+        "sequence_s",
+        "tokens_in_flight",
     )
     missing = [name for name in wanted if not callable(getattr(found, name, None))]
     if missing:

@@ -9,6 +9,16 @@ from headrace.plugins.registry import Registry
 CONSOLE = "console"
 """The console output that the runner always shows. It is not a tracker."""
 
+_METHODS = ("problems", "warnings", "log", "flush", "close")
+
+
+def _tracker(found: Any) -> Any:
+    missing = [name for name in _METHODS if not callable(getattr(found, name, None))]
+    if missing:
+        raise TypeError(f"it has no {', '.join(missing)}; inherit from headrace.records.trackers.Tracker")
+    return found
+
+
 TRACKERS: Registry[Any] = Registry(
     "tracker",
     {
@@ -16,6 +26,7 @@ TRACKERS: Registry[Any] = Registry(
         "wandb": "headrace.records.trackers.weights_and_biases:Wandb",
     },
     group="headrace.trackers",
+    convert=_tracker,
 )
 
 

@@ -288,6 +288,7 @@ rollouter's image alone. */}}
   {{- else }}
   command:
     - python3
+    - -P
     - -c
     - |
       import sys

@@ -59,7 +59,7 @@ def finish(trainer: Trainer) -> None:
 
 
 def _give_way(trainer: Trainer) -> None:
-    """Leave the files to a successor, if there is one. All ranks together. Raises Superseded."""
+    """Leave the files to a successor, if there is one. All ranks together. Raises TrainerSuperseded."""
     followed = False
     if trainer.ranks.is_first:
         with trainer.ledger.unless_stopping():

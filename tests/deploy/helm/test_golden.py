@@ -25,7 +25,7 @@ def test_what_is_kept_for_review_is_current(preset: str) -> None:
     )
     assert kept == rendered, (
         f"the chart renders {preset} otherwise; run `make manifests`, and "
-        "(or `make manifests`), and read the difference:\n" + "\n".join(changes)
+        "read the difference:\n" + "\n".join(changes)
     )
 
 

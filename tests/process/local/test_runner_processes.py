@@ -204,7 +204,7 @@ def test_children_lead_sessions_of_their_own(bench: Bench) -> None:
 RUNNER = """
 import os, sys, time
 from pathlib import Path
-from headrace.local.processes import Service, Supervisor, command
+from headrace.local.processes import SupervisedService, Supervisor, command
 child = '''
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -213,7 +213,7 @@ time.sleep(600)
 '''
 def service(name):
     log = Path(name + ".log")
-    return Service(name, log, command([sys.executable, "-S", "-c", child, name + ".up"], log))
+    return SupervisedService(name, log, command([sys.executable, "-S", "-c", child, name + ".up"], log))
 services = [service("a"), service("b")]
 supervisor = Supervisor(services, max_restarts=0, start_timeout_s=60)
 Path("instance").write_text(supervisor.instance)

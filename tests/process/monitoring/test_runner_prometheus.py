@@ -159,7 +159,7 @@ def test_given_up_it_is_not_taken_for_a_rollouter(layout: RunLayout) -> None:
 def test_a_wrong_port_is_refused_before_anything_starts(desk: Desk) -> None:
     code, output = desk.headrace("run", "run.yaml", "--prometheus", "rollout.n=4")
     assert code == 2
-    assert "changes of keys go before --prometheus" in output
+    assert "put key=value before --prometheus" in output
     assert not (desk.directory / "runs").exists()
 
 

@@ -18,7 +18,7 @@ from headrace.service.telemetry import RolloutTelemetry, encode, telemetry_key
 from headrace.traces.recording import Recorder
 from headrace.v1 import sync_pb2 as pb
 from headrace.wire.payloads import FinishReason, Prompt, Sample, Segment, Trajectory
-from headrace_trainer.checkpoints.checkpoint import Progress
+from headrace_trainer.checkpoints.progress import TrainingProgress
 from headrace_trainer.distributed.ranks import Ranks
 from headrace_trainer.learning.batch import Batch
 from headrace_trainer.learning.learner import Learned
@@ -74,7 +74,7 @@ def test_the_run_log_is_what_the_raw_records_say(
     ledger.run(ops.configure(100, 1, 1, 1, 100, "print"))
     made = config(name="report")
     report = StepReport(made, ledger, ranks, tmp_path)
-    trained, p = TrainedLog(tmp_path), Progress(lineage=1)
+    trained, p = TrainedLog(tmp_path), TrainingProgress(lineage=1)
     rollouter = Recorder(tmp_path, "rollouter-0")
     rollouter.complete("tells", 0, 0, track="engine")
     rollouter.complete("busy", 10**9, 4 * 10**9, track="engine")

@@ -57,6 +57,15 @@ def test_a_reward_is_found_by_its_path_and_the_traps_are_not(traps: Path) -> Non
     assert (done.returncode, sprung(traps)) == (0, []), done.stdout + done.stderr
 
 
+def test_an_algorithm_is_found_by_its_path_and_the_traps_are_not(traps: Path) -> None:
+    """It is imported in a process of its own before a run starts."""
+    shutil.copy(ROOT / "tests" / "plugins" / "headrace_example" / "algorithm.py", traps / "mine.py")
+    config = traps / "run.yaml"
+    config.write_text((ROOT / "configs" / "demo.yaml").read_text())
+    done = run(traps, SCRIPTS / "headrace", "run", config, "algorithm.modules=[mine.py]", "--dry-run")
+    assert (done.returncode, sprung(traps)) == (0, []), done.stdout + done.stderr
+
+
 def test_what_a_library_starts_is_safe_for_as_long_as_it_is_asked_for(
     traps: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ class Roster:
 
     async def read(self) -> Stats:
         """Read the members from the ledger, which expires those whose lease has ended, and all members at a
-        new lineage. Raises Superseded."""
+        new lineage. Raises CoordinatorSuperseded."""
         stats = await self._ledger.run(ops.stats())
         term = self._connections.term
         if stats.term > term:
