@@ -159,7 +159,7 @@ def attack_sample(world: World) -> str:
     told = Claimed(SAMPLE_ID, run.attempt, *run.versions, run.tokens)
     try:
         payload = Payload(raw, world.issued, run.owner)
-        found = world.reader.sample(payload, told, Window(run.window, lambda oldest: run.bound))
+        found = world.reader.sample(payload, told, window_of(run))
     except WireError as error:
         return reason_of(error)
     said = pb.Sample.FromString(raw)
@@ -223,6 +223,10 @@ def attack_result(world: World) -> str:
     return ""
 
 
+def window_of(run: Run) -> Window:
+    return Window(run.window, lambda oldest: run.bound)
+
+
 def same_sample(found: Sample, said: pb.Sample) -> None:
     assert found.prompt.token_ids.tobytes() == said.prompt.prompt_token_ids
     assert (found.owner, found.attempt) == (said.owner, said.attempt)
@@ -249,9 +253,12 @@ def reason_of(error: WireError) -> str:
     return re.sub(r"'[^']*'|\"[^\"]*\"|[0-9.,+]+|\b(nan|inf|e)\b", "#", text)[:48]
 
 
-ATTACKS: list[Callable[[World], str]] = (
-    [attack_sample] * 6 + [attack_parked] * 3 + [attack_prompt, attack_result]
-)
+ATTACKS: list[Callable[[World], str]] = [
+    *[attack_sample] * 6,
+    *[attack_parked] * 3,
+    attack_prompt,
+    attack_result,
+]
 
 
 def fuzz(payloads: int, seed: str) -> Counter[str]:
@@ -282,7 +289,7 @@ def valid_ones_pass(seed: int, count: int = 200) -> None:
         message, run = world.sample()
         told = Claimed(SAMPLE_ID, run.attempt, *run.versions, run.tokens)
         payload = Payload(message.SerializeToString(), world.issued, run.owner)
-        world.reader.sample(payload, told, Window(run.window, lambda oldest, r=run: r.bound))
+        world.reader.sample(payload, told, window_of(run))
         sample_rules.sample_holds(message, run)
         parked = world.parked()
         world.reader.parked(parked.SerializeToString(), run.oldest_parked, run.served)
@@ -312,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

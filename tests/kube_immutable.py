@@ -32,6 +32,13 @@ _FIXED: Mapping[str, tuple[str, ...]] = {
 """Fields that may not, where most may."""
 
 
+def _storage(claim: Object) -> float:
+    asked = claim["spec"]["resources"]["requests"]["storage"]
+    found = quantity(asked)
+    assert found is not None, f"{asked!r} is no quantity"
+    return found
+
+
 def violations(old: Object, new: Object, expandable: bool = True) -> list[str]:
     """One sentence for each field that may not change. `expandable`: the claim's class lets it grow."""
     kind = new["kind"]
@@ -48,7 +55,7 @@ def violations(old: Object, new: Object, expandable: bool = True) -> list[str]:
             if key in now and _plain(now[key]) != _plain(was.get(key)):
                 found.append(f"spec.{key}: Forbidden: may not be changed")
     if kind == "PersistentVolumeClaim":
-        was, now = (quantity(o["spec"]["resources"]["requests"]["storage"]) for o in (old, new))
+        was, now = _storage(old), _storage(new)
         if now < was:
             found.append("spec.resources.requests.storage: Forbidden: may not be less than before")
         if now > was and not expandable:

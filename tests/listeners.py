@@ -46,6 +46,7 @@ def listeners(pids: Iterable[int]) -> set[Listener]:
     for c in psutil.net_connections("inet"):
         udp = c.type == socket.SOCK_DGRAM
         if c.pid in wanted and (not c.raddr if udp else c.status == psutil.CONN_LISTEN):
+            assert c.laddr, "it takes from others, and has no address"
             found.add(Listener(command_of(c.pid)[:160], c.laddr.ip, c.laddr.port, "udp" if udp else "tcp"))
     return found
 

@@ -96,7 +96,7 @@ def measure(world: World) -> Measured:
 
 def _entries(client: redis.Redis, key: str) -> list[str]:
     """Fields or members of a key; none of one that holds a single value, or whose entries are a stream's."""
-    of: dict[bytes, Callable[[str], Any]] = {
+    of: dict[bytes | str, Callable[[str], Any]] = {
         b"hash": client.hkeys,
         b"set": client.smembers,
         b"zset": lambda name: client.zrange(name, 0, -1),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import redis
 
 from headrace.ledger import keys
 from headrace.v1 import sample_pb2 as pb
@@ -79,7 +79,7 @@ def flip_payload(world: World, rng: random.Random) -> str:
     return f"a bit flips in a payload ({where}): the sample is {'taken again' if again else found}"
 
 
-def _replace(client: redis.Redis, record: str, change: Callable[[bytes], bytes]) -> bytes:
+def _replace(client: Any, record: str, change: Callable[[bytes], bytes]) -> bytes:
     """Put a changed payload in the place of a queued sample's; returns the sample's attempt."""
     stream = f"{keys.prefix(NAME)}samples"
     entry, attempt = client.hmget(record, "eid", "attempt")
@@ -90,6 +90,6 @@ def _replace(client: redis.Redis, record: str, change: Callable[[bytes], bytes])
     return bytes(attempt)
 
 
-def _queued(client: redis.Redis) -> list[str]:
+def _queued(client: Any) -> list[str]:
     found = client.zrange(f"{keys.prefix(NAME)}queued", 0, -1)
     return sorted(sample_id.decode() for sample_id in found)

@@ -155,7 +155,9 @@ class Peer:
     def answer(self, kind: str) -> None:
         """Give the proper answer to the last command of this kind, which was met with silence."""
         last = next(c for c in reversed(self.heard) if c.WhichOneof("command") == kind)
-        self.report(**self.proper(kind, last))
+        answer = self.proper(kind, last)
+        assert answer is not None, f"nothing answers {kind}"
+        self.report(**answer)
 
     def silence(self, *kinds: str) -> None:
         for kind in kinds:

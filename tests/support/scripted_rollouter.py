@@ -132,7 +132,7 @@ class ScriptedEngine(Engine):
 
 if __name__ == "__main__":
     service.Engine = ScriptedEngine  # type: ignore[misc]
-    service._write_engine_file = lambda *_: None
+    service._write_engine_file = lambda engine, name: None
     try:
         rollouter.main()
     except SystemExit as end:

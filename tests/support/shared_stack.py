@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from unittest import mock
 
 import grpc
@@ -131,7 +131,7 @@ class SharedStack:
             stats = ledger.run(ops.stats())
             report = audit_run(RunLayout(directory), ledger, is_on=False)
             records = {
-                f"{n:010d}": _texts(ledger.redis.hgetall(f"{keys.prefix(config.name)}s:{n:010d}"))
+                f"{n:010d}": _texts(cast(Any, ledger.redis).hgetall(f"{keys.prefix(config.name)}s:{n:010d}"))
                 for n in range(stats.issued_total)
             }
         return Finished(code, directory, stats, report, records)

@@ -21,7 +21,7 @@ VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "data" / "algorithms_core.json").read_text()
 )
 BATCH = VECTORS["batch"]
-NEAR = {"rtol": 1e-6, "atol": 1e-6}
+NEAR: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
 
 
 def f64(values: Any) -> torch.Tensor:

@@ -101,7 +101,7 @@ def entropy(v: Vectors, _: str) -> None:
     mask = v.tensor("entropy", "mask")
     logits = v.tensor("entropy", "logits")
     ids = torch.zeros(logits.shape[:2], dtype=torch.int64)
-    _, per_token = token_log_probs(logits, ids, torch.ones(1, 1))
+    per_token = token_log_probs(logits, ids, torch.ones(1, 1))[1]
     v.compare(per_token, "entropy", "token_entropy", mask=mask)
     loss = aggregate("token-mean", per_token, mask, count(mask))
     v.compare(loss, "entropy", "entropy_loss_token_mean")

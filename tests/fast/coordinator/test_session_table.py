@@ -95,7 +95,7 @@ ROWS: dict[tuple[str, str], list[tuple[list[Event], Outcome]]] = {
         ([Lost("a"), Loaded("b", 1, DIGEST), Loaded("c", 1, DIGEST), Sent(1, DIGEST)], new_attempt),
         ([Loaded("b", 1, DIGEST), Loaded("a", 1, DIGEST), Lost("a"), Deadline()], new_attempt),
         ([Loaded("b", 1, DIGEST), Sent(1, DIGEST), Deadline()], new_attempt),
-        ([Loaded(m, 1, DIGEST) for m in "abc"] + [RoundFailed(TRAINER, 1, "x")], new_attempt),
+        ([*(Loaded(m, 1, DIGEST) for m in "abc"), RoundFailed(TRAINER, 1, "x")], new_attempt),
     ],
     ("COMMITTING", "CommitAnswer(ok)"): [
         ([CommitAnswer(True)], lambda w, a: w.session.phase is Phase.DONE and w.session.roster == list("abc"))

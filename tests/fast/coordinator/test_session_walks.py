@@ -90,7 +90,7 @@ class Walk(RuleBasedStateMachine):
     def noise(self, who: str, back: int, digest: str, kind: type) -> None:
         """Anything in any phase."""
         attempt = self.attempt(back)
-        reports = {
+        reports: dict[type, Event] = {
             Paused: Paused(who),
             Ready: Ready(who, attempt),
             Loaded: Loaded(who, attempt, digest),
@@ -186,7 +186,8 @@ def probable_event(session: TransferSession, random: Random, history: list[Event
     if dice < 0.02:
         return Deadline()
     if dice < 0.04:
-        return random.choice([Lost, Left])(random.choice(NAMES))
+        gone: list[type[Lost] | type[Left]] = [Lost, Left]
+        return random.choice(gone)(random.choice(NAMES))
     if dice < 0.07:
         return RoundFailed(random.choice([*NAMES, TRAINER]), attempt, "broken pipe")
     if dice < 0.073:

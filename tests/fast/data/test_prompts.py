@@ -31,6 +31,9 @@ class Characters:
             ids, text = [*ids, BOS], text.removeprefix("<s>")
         return ids + [ord(c) for c in text]
 
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return "".join(chr(i) for i in token_ids if i != BOS or not skip_special_tokens)
+
     def apply_chat_template(
         self,
         conversation: list[dict[str, str]],
@@ -38,7 +41,9 @@ class Characters:
         add_generation_prompt: bool,
         tokenize: bool,
         role: str = "assistant",
+        **kwargs: Any,
     ) -> str:
+        assert not kwargs
         assert (add_generation_prompt, tokenize) == (True, False)
         if conversation[0]["role"] == "broken":
             raise RuntimeError("roles must alternate")

@@ -86,6 +86,7 @@ def test_the_configuration_names_what_is_prepared() -> None:
     assert config.data.train_files == [str(smollm2.CACHE / "train.jsonl")]
     assert config.data.val_files == [str(smollm2.CACHE / "val.jsonl")]
     assert config.model.dtype == "bfloat16"
+    assert config.custom_reward_function.path is not None
     function = load_reward(config.custom_reward_function.path, config.custom_reward_function.name)
     assert function is sums.compute_score
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -66,8 +66,8 @@ def worker(
     turns = EnvironmentTurns(EnvironmentHost(lambda: environment, 5.0), encode)
     made = Worker(
         settings or config(),
-        ledger,
-        None,
+        cast(Any, ledger),
+        cast(Any, None),
         in_process(reward),
         decode,
         "owner",

@@ -118,7 +118,7 @@ async def test_a_pause_waits_for_old_work_only() -> None:
     engine = Engine()
     w = worker(Ledger(), engine, c)
     member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
-    w._oldest.update({"old": 2, "young": 3})
+    w._oldest.update({("old", 1): 2, ("young", 1): 3})
     w.taking = True
     pausing = asyncio.create_task(member._pause(pb.MemberPause(round=1, finish_through=2)))
 
@@ -128,16 +128,17 @@ async def test_a_pause_waits_for_old_work_only() -> None:
         assert engine.pauses == 0
 
     await still_waits()
-    del w._oldest["old"]
+    del w._oldest["old", 1]
     await still_waits()
-    w._oldest["brought"] = 2
+    w._oldest["brought", 1] = 2
     w.taking = False
     await still_waits()
-    del w._oldest["brought"]
+    del w._oldest["brought", 1]
     await asyncio.wait_for(pausing, 5)
     assert engine.pauses == 1
     reports = [member.stream.outgoing.get_nowait() for _ in range(member.stream.outgoing.qsize())]
-    assert [r.WhichOneof("report") for r in reports][-1] == "paused"
+    assert reports[-1] is not None
+    assert reports[-1].WhichOneof("report") == "paused"
     assert not w.serving.is_set()
 
 
@@ -146,7 +147,7 @@ async def test_a_pause_that_waits_for_nothing_freezes_at_once() -> None:
     engine = Engine()
     w = worker(Ledger(), engine, c)
     member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
-    w._oldest["old"] = 0
+    w._oldest["old", 1] = 0
     await asyncio.wait_for(member._pause(pb.MemberPause(round=2)), 5)
     assert engine.pauses == 1
 
@@ -157,10 +158,12 @@ async def test_a_pause_of_what_is_paused_already_waits_for_nothing_and_says_so()
     w = worker(Ledger(), engine, c)
     member = Member(c, engine, w, "owner", "127.0.0.1:1", "")  # type: ignore[arg-type]
     w.paused()
-    w._oldest["frozen"] = 0
+    w._oldest["frozen", 1] = 0
     await asyncio.wait_for(member._pause(pb.MemberPause(round=3, finish_through=2)), 5)
     assert engine.pauses == 0
-    assert member.stream.outgoing.get_nowait().paused.round == 3
+    report = member.stream.outgoing.get_nowait()
+    assert report is not None
+    assert report.paused.round == 3
 
 
 @pytest.mark.parametrize(("difference", "trusted"), [(0.01, True), (0.2, False), (math.nan, False)])

@@ -183,7 +183,12 @@ async def test_a_coordinator_that_is_not_there_is_tried_for_ever_and_ends_nobody
 ) -> None:
     tries = []
     real = tls.aio_channel
-    monkeypatch.setattr(tls, "aio_channel", lambda *args: tries.append(1) or real(*args))
+
+    def counted(*args: Any) -> Any:
+        tries.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(tls, "aio_channel", counted)
     address = f"127.0.0.1:{free_port()}"
     made = client(address, TOKEN, 0.0)
     await until(lambda: len(tries) >= 4, "more tries")
@@ -218,9 +223,13 @@ def stream_to(address: str, **more: Any) -> ReconnectingStream[Any, Any]:
     async def nothing(_: object) -> None:
         pass
 
-    said = {"hello": lambda: [pb.TrainerReport(hello=pb.TrainerHello())], "on": nothing} | more
+    said: dict[str, Any] = {
+        "certificates_s": 0.0,
+        "hello": lambda: [pb.TrainerReport(hello=pb.TrainerHello())],
+        "on": nothing,
+    } | more
     log = logging.getLogger("a")
-    return ReconnectingStream(address, TOKEN, "Trainer", log=log, **{"certificates_s": 0.0} | said)
+    return ReconnectingStream(address, TOKEN, "Trainer", log=log, **said)
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:

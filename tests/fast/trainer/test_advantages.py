@@ -90,6 +90,7 @@ def test_the_loop_feeds_each_estimator_what_it_is_defined_on(
         n = len(row.trajectory.token_ids)
         np.testing.assert_allclose(row.advantages, expected.advantages[number, :n], rtol=1e-12, atol=1e-12)
         if c.critic.enable:
+            assert row.returns is not None
             np.testing.assert_allclose(row.returns, expected.returns[number, :n], rtol=1e-12, atol=1e-12)
 
 

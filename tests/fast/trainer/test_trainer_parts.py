@@ -59,7 +59,8 @@ def test_a_follower_waits_for_a_word_and_not_for_a_clock() -> None:
     waits: list[timedelta] = []
 
     class Store(dist.HashStore):
-        def wait(self, keys: list[str], timeout: timedelta) -> None:
+        def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+            assert timeout is not None
             waits.append(timeout)
 
         def get(self, key: str) -> bytes:

@@ -29,7 +29,7 @@ class StoreCommunicator:
         key, count, done = (f"{self._number}/{name}" for name in ("bytes", "count", "done"))
         try:
             if self.rank == 0:
-                self._store.set(key, buffer.cpu().numpy().tobytes())
+                self._store.set(key, buffer.cpu().numpy().tobytes())  # type: ignore[arg-type] # takes bytes too
                 if self.world_size > 1:
                     self._store.wait([done], self._timeout)
                 self._store.delete_key(key)
