@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.algorithms.aggregation import AGGREGATIONS, Denominators, aggregate, count
+from headrace.algorithms.aggregation import Denominators, aggregate, count
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, estimate
 from headrace.algorithms.masked import masked_mean
 from headrace.algorithms.policy_loss import (
@@ -20,6 +20,7 @@ from headrace.algorithms.policy_loss import (
     PolicyLossInput,
     policy_loss,
 )
+from headrace.algorithms.registries import AGGREGATIONS
 from headrace.algorithms.rejection import REJECTION_CRITERIA
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
 from headrace.algorithms.shaping import overlong_penalty

@@ -10,16 +10,17 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.algorithms.aggregation import AGGREGATIONS, aggregate, count
+from headrace.algorithms.aggregation import aggregate, count
 from headrace.algorithms.decoupled import approximate_proximal, interpolation_weight
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS, AdvantageInput, estimate
 from headrace.algorithms.importance_weights import effective_sample_size, importance_weights, parse_band
-from headrace.algorithms.kl import KL_PENALTIES, kl_penalty
+from headrace.algorithms.kl import kl_penalty
 from headrace.algorithms.log_probs import token_log_probs
 from headrace.algorithms.policy_loss import (
     POLICY_LOSSES,
     policy_loss,
 )
+from headrace.algorithms.registries import AGGREGATIONS, KL_PENALTIES
 from headrace.algorithms.rollout_correction import RolloutCorrectionConfig, correct_rollout
 from headrace.algorithms.value_loss import clipped_value_loss
 from headrace.algorithms.whitening import whiten

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.algorithms import kl
-from headrace.algorithms.aggregation import AGGREGATIONS
 from headrace.algorithms.estimator import ADVANTAGE_ESTIMATORS
+from headrace.algorithms.registries import AGGREGATIONS, KL_PENALTIES
 from tests.fast.algorithms import vectors_advantages as advantages
 from tests.fast.algorithms import vectors_losses as losses
 from tests.fast.algorithms import vectors_mismatch as mismatch
@@ -115,7 +114,7 @@ def test_every_entry_of_the_vectors_is_known() -> None:
 
 def test_every_aggregation_and_penalty_has_vectors() -> None:
     assert set(AGGREGATIONS.names()) <= set(DATA["agg_loss"])
-    assert set(kl.KL_PENALTIES.names()) <= set(DATA["kl_penalty"])
+    assert set(KL_PENALTIES.names()) <= set(DATA["kl_penalty"])
 
 
 def test_every_estimator_has_vectors() -> None:

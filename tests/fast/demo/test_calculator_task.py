@@ -16,6 +16,7 @@ import torch
 from headrace.demo import calculator as task
 from headrace.demo import warmup
 from headrace.demo.calculator import CALCULATOR, compute_score
+from headrace.demo.spell_backward import EOS, PROMPT_END
 from headrace.demo.warmup import DemoAssets, Recipe, prepare
 from headrace.environments.calculator import Calculator, calculate
 from headrace.environments.host import EnvironmentHost
@@ -60,7 +61,7 @@ def test_saved_tokenizer_agrees_with_the_id_functions(assets: DemoAssets) -> Non
         right = task.answer(question)
         assert tokenizer.encode(right) == task.response_ids(right)[:-1]
         shown = tokenizer.decode(task.response_ids(right), skip_special_tokens=True)
-        assert shown == right.replace(task.EOS, ""), "the environment must see the tags"
+        assert shown == right.replace(EOS, ""), "the environment must see the tags"
 
 
 def test_everything_fits_into_the_demos_limits() -> None:
@@ -76,7 +77,7 @@ RESPONSE = 32
 async def test_the_right_transcript_is_what_the_environment_and_the_model_say_together() -> None:
     host = EnvironmentHost(Calculator, 5.0)
     for question in task.split_questions()[1][:20]:
-        first, rest = task.answer(question).split(task.EOS)
+        first, rest = task.answer(question).split(EOS)
         asked = Task("0", "", "", "", {}, 0)
         answer, _ = await host.step(Turn(asked, 1, first, (), {"tool_calls": 0, "tool_errors": 0}, False))
         assert isinstance(answer, Observation)
@@ -104,7 +105,7 @@ def test_a_result_that_the_model_makes_up_is_its_own() -> None:
 def test_labels_leave_out_what_the_environment_says() -> None:
     ids, labels = warmup.collate([("12*34", task.answer("12*34"))], CALCULATOR)
     hidden = [task.TOKENS[i] for i in ids[0][labels[0] < 0].tolist()]
-    assert hidden == [task.PREFIX, *"12*34", task.PROMPT_END, task.RESULT, *"408", task.RESULT_END]
+    assert hidden == [task.PREFIX, *"12*34", PROMPT_END, task.RESULT, *"408", task.RESULT_END]
 
 
 def test_the_score_is_what_greedy_turns_would_reach() -> None:

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from headrace.connections import net
@@ -52,7 +53,7 @@ def test_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         "lo": [SimpleNamespace(address="127.0.0.1")],
         "eth0": [SimpleNamespace(address="10.1.2.3"), SimpleNamespace(address="fe80::1%eth0")],
     }
-    monkeypatch.setattr(net.psutil, "net_if_addrs", lambda: there)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: there)
     assert [net.interface_of(a) for a in ("127.0.0.2", "::1", "10.1.2.3", "fe80::1")] == [
         *("lo", "lo", "eth0", "eth0")
     ]
@@ -61,7 +62,7 @@ def test_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loopback_is_called_as_gloo_and_nccl_are_told() -> None:
-    assert net.LOOPBACK_INTERFACE in net.psutil.net_if_addrs()
+    assert net.LOOPBACK_INTERFACE in psutil.net_if_addrs()
 
 
 def test_a_path_and_its_address() -> None:
