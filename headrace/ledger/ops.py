@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from headrace.ledger import replies as r
 from headrace.ledger.keep import Keep
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Arg = bytes | str | int
 
 MAX_DETAIL = 4000
@@ -24,12 +24,12 @@ MAX_DETAIL = 4000
 
 
 @dataclass(frozen=True)
-class Op(Generic[T]):
+class Op(Generic[T_co]):
     """One call of one script."""
 
     script: str
     args: tuple[Arg, ...]
-    parse: Callable[[Any], T]
+    parse: Callable[[Any], T_co]
 
 
 def new_request_id() -> str:

@@ -103,7 +103,7 @@ def temporary_directory() -> Iterator[Path]:
 
 
 def wait_for(
-    what: str, condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float
+    what: str, condition: Callable[[], object], process: subprocess.Popen[str], seconds: float
 ) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

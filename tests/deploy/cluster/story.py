@@ -97,9 +97,10 @@ class Story:
         self._site.scale(count)
         self._all_ready("rollouter", count)
         for pod in set(self._site.pods("rollouter")) - there:
-            self._until(
-                lambda _, pod=pod: self._ask(lambda: self._site.generated(pod)) > 0, f"{pod} to generate"
-            )
+            self._until(self._generates(pod), f"{pod} to generate")
+
+    def _generates(self, pod: str) -> Callable[[Reading], bool]:
+        return lambda _: self._ask(lambda: self._site.generated(pod)) > 0
 
     def _change_the_gate(self, count: int) -> None:
         pods, now = set(self._site.all_pods()), self._read()

@@ -314,7 +314,7 @@ def test_queue_and_coordinator_start_from_their_locks(tmp_path: Path) -> None:
         running = []
         try:
             for service, event in (("queue", "listening"), ("coordinator", "serving")):
-                words = ["--config", tmp_path / "run.yaml", "--port", "0"]
+                words = ["--config", str(tmp_path / "run.yaml"), "--port", "0"]
                 python = install(service, tmp_path / service, context)
                 import_late(service, python)
                 log = tmp_path / f"{service}.log"

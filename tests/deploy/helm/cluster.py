@@ -71,7 +71,7 @@ def cluster(
     objects: Sequence[Object], folder: Path, readable: Collection[str] | None = None
 ) -> Iterator[Path]:
     """Serve `objects`, of other kinds than `readable` none; yields a kubeconfig."""
-    missing = {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
+    missing: dict[str, Any] = {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

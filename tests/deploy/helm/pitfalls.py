@@ -90,7 +90,7 @@ def selectors_of_others(objects: Sequence[Object]) -> Iterator[str]:
         if not taken:
             yield f"{name_of(thing)}: its selector takes no pod"
         for port in spec.get("ports", []) if thing["kind"] == "Service" else []:
-            if not all(port["targetPort"] in {**p.port_names, **_numbers(p)} for p in taken):
+            if not all(port["targetPort"] in {*p.port_names, *p.port_names.values()} for p in taken):
                 yield f"{name_of(thing)}: its pods have no port {port['targetPort']}"
         for endpoint in spec.get("podMetricsEndpoints", []):
             if not all(endpoint["port"] in pod.port_names for pod in taken):
@@ -109,10 +109,6 @@ def peers_of_policies(objects: Sequence[Object]) -> Iterator[str]:
                     ours = "podSelector" in peer and "namespaceSelector" not in peer
                     if ours and not any(matches(peer["podSelector"], pod.labels) for pod in every):
                         yield f"{name_of(policy)}: {key} peer {peer} is no pod"
-
-
-def _numbers(pod: Pod) -> dict[int, int]:
-    return {number: number for number in pod.port_names.values()}
 
 
 # -- inside a pod -------------------------------------------------------------------------------------

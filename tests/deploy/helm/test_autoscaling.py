@@ -62,7 +62,7 @@ def test_a_step_of_one_is_taken_from_any_number_and_no_second_one(tmp_path: Path
     cases = []
     for n in STARTS:
         down, up = n - 1, n + 1
-        still = {f"QUERY / {n}": 1.0}
+        still: dict[str, float | None] = {f"QUERY / {n}": 1.0}
         cases.append(case(n, n, "rests", still))
         # It wants more, from n pods; with n + 1 it rests, whether the new one takes part yet or not.
         more: dict[str, float | None] = {f"QUERY / {n} > bool {1 + TOLERANCE}": 1, rests_at(up): 1}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -119,6 +119,10 @@ def test_the_volume_of_a_redis_elsewhere_is_nobodys_matter(tmp_path: Path) -> No
 # -- what the messages say to do ----------------------------------------------------------------------
 
 
+def with_spec(changes: Object) -> Callable[[Object], Object]:
+    return lambda old: old | {"spec": old["spec"] | changes}
+
+
 class Live:
     """The release's volumes and the StatefulSet in a cluster, on which kubectl does what a message says."""
 
@@ -144,7 +148,7 @@ class Live:
         ):
             kind, name = f"{thing['kind'].lower()}s", thing["metadata"]["name"]
             if name in self.api.objects[kind]:
-                self.api.update(kind, name, lambda old, new=thing: old | {"spec": old["spec"] | new["spec"]})
+                self.api.update(kind, name, with_spec(thing["spec"]))
             else:
                 self.api.create(kind, thing)
 
@@ -227,4 +231,4 @@ def test_the_api_holds_them_to_it(live: Live) -> None:
         ("persistentvolumeclaims", "demo-checkpoints", "accessModes", ["ReadWriteMany"]),
     ]:
         with pytest.raises(ApiError, match=f"spec.{key}: Forbidden"):
-            live.api.update(kind, name, lambda old, k=key, v=value: old | {"spec": old["spec"] | {k: v}})
+            live.api.update(kind, name, with_spec({key: value}))

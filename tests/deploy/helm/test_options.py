@@ -38,7 +38,7 @@ def volumes(pod: Pod) -> dict[str, Any]:
     return {v["name"]: v for v in pod.spec.get("volumes", [])}
 
 
-def annotations(pod: Pod) -> dict[str, str]:
+def pod_annotations(pod: Pod) -> dict[str, str]:
     found: dict[str, str] = pod.owner["spec"]["template"]["metadata"]["annotations"]
     return found
 
@@ -80,7 +80,7 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], Callable[[Pod, str], bool]]] = {
     ),
     "annotations": (lambda c: {"of": c}, lambda p, c: owner(p)["annotations"]["of"] == c),
     "podLabels": (lambda c: {"of": c}, lambda p, c: p.labels["of"] == c),
-    "podAnnotations": (lambda c: {"of": c}, lambda p, c: annotations(p)["of"] == c),
+    "podAnnotations": (lambda c: {"of": c}, lambda p, c: pod_annotations(p)["of"] == c),
     "nodeSelector": (lambda c: {"pool": c}, lambda p, c: p.spec["nodeSelector"] == {"pool": c}),
     "tolerations": (
         lambda c: [{"key": c, "operator": "Exists"}],
@@ -277,7 +277,7 @@ SOURCES = {
     "hf": {"source": "hf", "hf": {"repo": "org/model", "sizeLimit": "7Gi"}},
     "hostPath": {"source": "hostPath", "hostPath": {"path": "/models/one"}},
 }
-VOLUMES = {
+VOLUMES: dict[str, dict[str, Any]] = {
     "pvc": {"persistentVolumeClaim": {"claimName": "123", "readOnly": True}},
     "hf": {"emptyDir": {"sizeLimit": "7Gi"}},
     "hostPath": {"hostPath": {"path": "/models/one", "type": "Directory"}},

@@ -67,7 +67,7 @@ def installed(line: str) -> list[Object]:
 
 def package(registry: str, folder: Path) -> None:
     environ = {**os.environ, "HELM": str(helm())}
-    words = ["sh", "scripts/package_chart.sh", registry, folder]
+    words = ["sh", "scripts/package_chart.sh", registry, str(folder)]
     subprocess.run(words, cwd=ROOT, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -306,7 +307,7 @@ def test_other_affinities_of_ones_own_stand_beside_it() -> None:
 
 
 def test_a_pod_affinity_of_ones_own_is_all_there_is() -> None:
-    own = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    own: dict[str, list[Any]] = {"preferredDuringSchedulingIgnoredDuringExecution": []}
     found = rollouter(
         'rollouter.affinity={"podAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[]}}'
     )

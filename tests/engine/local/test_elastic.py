@@ -100,8 +100,9 @@ def another_user_takes_no_place(run: Run, process: subprocess.Popen[str]) -> Non
     names = ("coordinator", "valkey")
     killed = {name: run.pid(name) for name in names}
     ends = run.endpoints
-    doors: list[Place] = [(one.address, one.port) for one in listeners([p for p in killed.values() if p])]
-    ports = [f"{host}:{port}" for host, port in doors]
+    tcp = [(one.address, one.port) for one in listeners([p for p in killed.values() if p])]
+    ports = [f"{host}:{port}" for host, port in tcp]
+    doors: list[Place] = [*tcp]
     if IS_ANOTHER:  # who is not root cannot play another user: the folder's mode keeps himself out of nothing
         doors += [str(unix_path(ends["coordinator"])), str(redis_url.parse(ends["redis_url"]).path)]
     services = ("rollouter-0", "rollouter-1", "trainer")

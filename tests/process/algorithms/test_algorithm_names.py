@@ -39,8 +39,8 @@ def test_every_registered_name_can_be_used() -> None:
             assert registry.get(name) == shipped
             module, _, function = str(shipped.function).partition(":")
             assert callable(getattr(importlib.import_module(module), function))
-    for registry in (KL_PENALTIES, AGGREGATIONS):
-        assert all(callable(registry.get(name)) for name in registry.names())
+    for functions in (KL_PENALTIES, AGGREGATIONS):
+        assert all(callable(functions.get(name)) for name in functions.names())
     assert set(rejection.REJECTION_CRITERIA.names()) == REJECTION_CRITERIA
     assert {f.name for f in fields(PolicyLossSettings)} - NOT_NUMBERS == LOSS_SETTINGS
 

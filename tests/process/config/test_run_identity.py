@@ -85,7 +85,7 @@ def test_another_run_is_refused_by_name(key: str) -> None:
 
 def test_a_model_may_lie_elsewhere_but_not_be_another() -> None:
     plain = config().model_dump()
-    plain["model"]["path"] = "/elsewhere/" + identity.of(config())["model.path"]
+    plain["model"]["path"] = f"/elsewhere/{identity.of(config())['model.path']}"
     recognise(RunConfig.model_validate(plain), begun())
     plain["model"]["path"] += "-base"
     with pytest.raises(ConfigError, match=r"model\.path: was "):

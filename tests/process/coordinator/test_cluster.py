@@ -181,6 +181,14 @@ async def test_costs_follow_tokens_in_flight(make: Make, kube: KubeApi) -> None:
     assert patched == [f"/api/v1/namespaces/{NAMESPACE}/pods/{B}"], "not for little, not who goes anyway"
 
 
+def serves(trainer: Trainer, version: int) -> Callable[[], bool]:
+    return lambda: trainer.served == version
+
+
+def has_version(c: Coordinator, version: int) -> Callable[[], bool]:
+    return lambda: c.stats().version == version
+
+
 async def test_the_number_of_rollouters_is_advised(make: Make, kube: KubeApi) -> None:
     c = await make(recommendation={"windows": 50})
     trainer, members = await running(c, A, B)
@@ -196,7 +204,7 @@ async def test_the_number_of_rollouters_is_advised(make: Make, kube: KubeApi) ->
         trainer.begin(version, wait_s=6.0, step_s=10.0)
         for member in members:
             await member.expect("pause", "load", "resume")
-        await until(lambda version=version: trainer.served == version, "the commit")
+        await until(serves(trainer, version), "the commit")
         # Before the next figures are there: advice is read from what is there after a commit.
         await until(lambda: c.ledger.redis.exists(key), "the first advice")
 
@@ -279,7 +287,7 @@ async def test_without_an_api_the_run_goes_on(make: Make, kube: KubeApi) -> None
         trainer.begin(version)
         for member in (a, b):
             await member.expect("pause", "load", "resume")
-        await until(lambda version=version: c.stats().version == version, "the commit")
+        await until(has_version(c, version), "the commit")
     await until(lambda: "did not do it" in c.log(), "one word about it")
     assert c.log().count("did not do it") <= 2
     kube.mend()

@@ -7,6 +7,7 @@ import json
 import socket
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ async def test_killed_before_the_commit(make: Make) -> None:
         await peer.expect("welcome")
     assert list((await c.status()).members) == ["a", "b"]
     await sync(trainer, 1, {a: FIRST, b: FIRST})
-    for peer, mark in zip((a, b, trainer), marks, strict=True):
-        assert {command.term for command in peer.heard[mark:]} == {term + 1}
+    for one, mark in zip((a, b, trainer), marks, strict=True):
+        assert {command.term for command in one.heard[mark:]} == {term + 1}
     assert c.stats().members == {"a": 1, "b": 1}
     await sync(trainer, 2, {a: REUSED, b: REUSED})
 
@@ -120,7 +121,7 @@ async def is_refused(c: Coordinator, token: str) -> None:
     c.peers += peers
     for peer in peers:
         peer.token = token
-        await until(lambda peer=peer: refusal(peer), f"{peer} to be refused")
+        await until(partial(refusal, peer), f"{peer} to be refused")
         assert peer.heard == []
     async with grpc.aio.insecure_channel(c.address) as channel:
         stub = sync_pb2_grpc.CoordinatorStub(channel)

@@ -23,7 +23,11 @@ class SiteLoader(yaml.SafeLoader):
     """MkDocs has a tag of its own for variables of the environment."""
 
 
-SiteLoader.add_constructor("!ENV", lambda loader, node: loader.construct_sequence(node))
+def variable_and_default(loader: SiteLoader, node: yaml.SequenceNode) -> list[Any]:
+    return loader.construct_sequence(node)
+
+
+SiteLoader.add_constructor("!ENV", variable_and_default)
 SITE: dict[str, Any] = yaml.load((ROOT / "mkdocs.yml").read_text(), SiteLoader)
 
 

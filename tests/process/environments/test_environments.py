@@ -120,7 +120,7 @@ def host(environment: Environment, timeout_s: float = 5.0) -> EnvironmentHost:
 
 async def test_a_state_is_plain_data_and_comes_back_as_from_another_process() -> None:
     async def step(turn: Turn) -> Done:
-        turn.state |= {"tuple": (1, 2), 3: "three"}
+        turn.state |= {"tuple": (1, 2), 3: "three"}  # type: ignore[dict-item]
         return Done()
 
     answer, state = await host(Scripted(step)).step(turn("x"))

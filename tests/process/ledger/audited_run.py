@@ -184,6 +184,7 @@ class SmallRun:
 
     def hear(self, p: TrainingProgress, version: int) -> None:
         self.commit(version, p.lineage)
+        assert self.run_log is not None
         self.run_log.committed(pb.Committed(version=version, round=self.round, members=1), 10, 1.0)
         p.version = version
         self.moment("heard")
@@ -198,6 +199,8 @@ class SmallRun:
             self.generate(3)
 
     def close(self) -> None:
+        assert self.trained_log is not None
+        assert self.run_log is not None
         self.trained_log.close()
         self.run_log.close()
         self.trained_log = self.run_log = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from headrace.local.valkey_server import start_valkey
 from tests.process.ledger.lockstep import LockStep
 
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "deadline": None,
     "print_blob": True,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],

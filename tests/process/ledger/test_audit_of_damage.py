@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -55,11 +55,11 @@ class Bench:
         out = []
         for n in range(int(self.client.hget(P + "meta", "issued_total") or 0)):
             state = self.client.hget(f"{P}s:{n:010d}", "state")
-            if state is not None and (not states or state.decode() in states):
+            if state is not None and (not states or text(state) in states):
                 out.append(f"{n:010d}")
         return out
 
-    def rewrite(self, file: Path, change: Callable[[list[str]], None]) -> None:
+    def rewrite(self, file: Path, change: Callable[[list[str]], object]) -> None:
         lines = file.read_text().splitlines()
         change(lines)
         file.write_text("".join(line + "\n" for line in lines))
@@ -67,6 +67,15 @@ class Bench:
     def manifest(self) -> tuple[Path, dict[str, Any]]:
         file = self.rng.choice(complete_checkpoints(self.run.layout.checkpoints)) / "manifest.json"
         return file, json.loads(file.read_text())
+
+
+def text(value: bytes | str) -> str:
+    assert isinstance(value, bytes)
+    return value.decode()
+
+
+def stream(b: Bench, name: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    return cast(list[tuple[bytes, dict[bytes, bytes]]], b.client.xrange(P + name))
 
 
 Damage = Callable[[Bench], set[str] | None]
@@ -123,9 +132,7 @@ def everything_is_flushed(b: Bench) -> set[str] | None:
 
 @damage
 def a_field_of_the_meta_key_is_deleted(b: Bench) -> set[str] | None:
-    name = b.rng.choice(
-        [k.decode() for k in b.client.hkeys(P + "meta") if b":" not in k and k not in OPTIONAL]
-    )
+    name = b.rng.choice([text(k) for k in b.client.hkeys(P + "meta") if b":" not in k and k not in OPTIONAL])
     b.client.hdel(P + "meta", name)
     return {name}
 
@@ -145,7 +152,7 @@ def a_member_leaves_its_place(b: Bench) -> set[str] | None:
 @damage
 def a_state_is_altered(b: Bench) -> set[str] | None:
     chosen = b.rng.choice(b.ids())
-    was = (b.client.hget(f"{P}s:{chosen}", "state") or b"").decode()
+    was = text(b.client.hget(f"{P}s:{chosen}", "state") or b"")
     b.client.hset(f"{P}s:{chosen}", "state", b.rng.choice([s for s in (*STATES, "lost") if s != was]))
     return {chosen}
 
@@ -205,7 +212,7 @@ def a_step_is_altered(b: Bench) -> set[str] | None:
 @damage
 def a_field_of_a_record_is_lost(b: Bench) -> set[str] | None:
     chosen = b.rng.choice(b.ids())
-    state = (b.client.hget(f"{P}s:{chosen}", "state") or b"").decode()
+    state = text(b.client.hget(f"{P}s:{chosen}", "state") or b"")
     fields = ["state", "issue", "attempt"]
     fields += {"trained": ["step"], "dead": ["reason", "prompt"], "dropped": ["reason", "prompt"]}.get(
         state, []
@@ -218,7 +225,7 @@ def a_field_of_a_record_is_lost(b: Bench) -> set[str] | None:
 
 @damage
 def the_samples_stream_is_cut(b: Bench) -> set[str] | None:
-    entries = b.client.xrange(P + "samples")
+    entries = stream(b, "samples")
     if not entries:
         return None
     if b.rng.random() < 0.3:
@@ -230,7 +237,7 @@ def the_samples_stream_is_cut(b: Bench) -> set[str] | None:
 
 @damage
 def the_prompts_stream_is_cut(b: Bench) -> set[str] | None:
-    entries = b.client.xrange(P + "prompts")
+    entries = stream(b, "prompts")
     if not entries:
         return None
     b.client.xtrim(P + "prompts", maxlen=len(entries) - 1, approximate=False)
@@ -297,7 +304,7 @@ def names_of(b: Bench, number: int) -> set[str]:
 def a_row_is_missing(b: Bench) -> set[str] | None:
     number = b.rng.choice(kept_rows(b))
     names = names_of(b, number)
-    b.rewrite(b.trained, lambda lines: lines.pop(number) and None)
+    b.rewrite(b.trained, lambda lines: lines.pop(number))
     return names
 
 
@@ -306,7 +313,7 @@ def any_row_before_a_start_is_missing(b: Bench) -> set[str] | None:
     """Also one that no other row and no sample misses: the start has counted them."""
     starts = b.path().starts
     number = b.rng.randrange(starts[-1].line - 1)
-    b.rewrite(b.trained, lambda lines: lines.pop(number) and None)
+    b.rewrite(b.trained, lambda lines: lines.pop(number))
     return {f"lineage {starts[-1].lineage} began after"}
 
 
@@ -314,7 +321,7 @@ def any_row_before_a_start_is_missing(b: Bench) -> set[str] | None:
 def the_last_end_is_missing(b: Bench) -> set[str] | None:
     if not b.path().starts[-1].ended:
         return None
-    b.rewrite(b.trained, lambda lines: lines.pop() and None)
+    b.rewrite(b.trained, lambda lines: lines.pop())
     return {f"no end of lineage {b.path().starts[-1].lineage}"}
 
 
@@ -407,7 +414,7 @@ def a_version_is_missing(b: Bench) -> set[str] | None:
     chosen = b.rng.choice([v for v in rows if v not in excused] or [-1])
     if chosen < 0:
         return None
-    b.rewrite(b.run.layout.sync, lambda lines: lines.pop(rows.index(chosen)) and None)
+    b.rewrite(b.run.layout.sync, lambda lines: lines.pop(rows.index(chosen)))
     return {f"version {chosen}"}
 
 

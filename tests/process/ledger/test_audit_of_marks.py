@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.support import four_samples
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> tuple[RunLayout, SyncLedger]:
+def begun(tmp_path: Path) -> Iterator[tuple[RunLayout, SyncLedger]]:
     layout = RunLayout(tmp_path / "runs" / "x")
     layout.create()
     with start_valkey(tmp_path / "redis", "secret") as server, redis.Redis.from_url(server.url) as client:

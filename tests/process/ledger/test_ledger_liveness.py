@@ -124,7 +124,8 @@ def test_what_may_kill_its_owner_goes_out_one_at_a_time(lockstep: Make) -> None:
     pair.start(8, 1, max_retries=0, max_crashes=3)
     pair.issue(12)
     pair.sync(["a", "b"])
-    poison, dead, crashes, step = "0000000002", [], 0, 0
+    poison, crashes, step = "0000000002", 0, 0
+    dead: list[str] = []
     while not dead:
         for owner in ("a", "b"):
             pair.take(owner, 4)

@@ -34,30 +34,35 @@ def attempts_of(event: Event) -> list[Callable[[LockStep], object]]:
 
         return run
 
-    def limit_zero(pair: LockStep) -> None:
-        pair("configure", 4, 1, 0, 0, 1000, "print")
+    def calling(name: str, *args: Any) -> Callable[[LockStep], object]:
+        return lambda pair: pair(name, *args)
+
+    def at_limit_zero(name: str, *args: Any) -> Callable[[LockStep], object]:
+        def run(pair: LockStep) -> object:
+            pair("configure", 4, 1, 0, 0, 1000, "print")
+            return pair(name, *args)
+
+        return run
 
     table: dict[Event, list[Callable[[LockStep], object]]] = {
         Event.ISSUE: [lambda p: p.issue(1), lambda p: p("issue", 0, [b"x"], False, p.request())],
         Event.TAKE: [lambda p: p.take("a", 9), lambda p: p.take("x", 9), lambda p: p("take", "a", 7, 9, "q")],
         Event.FINISH: [lambda p, o=o, a=a: p.finish(o, ID, a) for o, a in stale]
         + [lambda p: p("finish", "a", ID, 1, b"x", 0, 1, 1)],
-        Event.PARK: [lambda p, o=o, a=a: p("park", o, ID, a, b"w", 0) for o, a in stale],
-        Event.HAND_BACK: [lambda p, o=o, a=a: p("hand_back", o, ID, a) for o, a in stale],
-        Event.FAIL: [lambda p, o=o, a=a: p("fail", o, ID, a, "r", "d") for o, a in stale]
-        + [lambda p: (limit_zero(p), p("fail", "a", ID, 1, "r", "d"))],
+        Event.PARK: [calling("park", o, ID, a, b"w", 0) for o, a in stale],
+        Event.HAND_BACK: [calling("hand_back", o, ID, a) for o, a in stale],
+        Event.FAIL: [calling("fail", o, ID, a, "r", "d") for o, a in stale]
+        + [at_limit_zero("fail", "a", ID, 1, "r", "d")],
         Event.EXPIRE: [
             lambda p: p("expire", "a", "lease"),
             lambda p: p("expire", "b", "lease"),
-            lambda p: (limit_zero(p), p("expire", "a", "lease")),
+            at_limit_zero("expire", "a", "lease"),
         ],
         Event.CLAIM: [lambda p: p.claim(0, 1), lambda p: p("claim", 0, 0, 1, "q"), lambda p: p.claim(5, 1)],
         Event.TRAIN: [lambda p: p("train", 1, 2, [ID]), lambda p: p("train", 0, 2, [ID])],
         Event.DROP: [lambda p: p("drop", 1, [ID], "x"), lambda p: p("drop", 0, [ID], "x")],
-        Event.REJECT: [
-            lambda p, n=n, a=a: p("reject", n, ID, a, "r", "d") for n, a in [(0, 1), (1, 2), (1, 1)]
-        ]
-        + [lambda p: (limit_zero(p), p("reject", 1, ID, 1, "r", "d"))],
+        Event.REJECT: [calling("reject", n, ID, a, "r", "d") for n, a in [(0, 1), (1, 2), (1, 1)]]
+        + [at_limit_zero("reject", 1, ID, 1, "r", "d")],
         Event.REQUEUE_DEAD: [
             lambda p: p("requeue_dead", ID, p.request(), False),
             lambda p: p("requeue_dead", "nobody", p.request(), False),
@@ -336,9 +341,9 @@ def test_the_last_short_batch_is_the_end_too(lockstep: Make) -> None:
 def test_dead_samples_tell_all_about_themselves(lockstep: Make) -> None:
     pair = lockstep()
     bring_to(pair, State.DEAD)
-    assert pair.ledger.run(ops.dead()) == [
-        ops.r.DeadSample(ID, "reward", "no score", 2, 2, 0, pair.model.records[0].prompt)
-    ]
+    prompt = pair.model.records[0].prompt
+    assert prompt is not None
+    assert pair.ledger.run(ops.dead()) == [ops.r.DeadSample(ID, "reward", "no score", 2, 2, 0, prompt)]
 
 
 def test_stale_rounds_terms_and_lineages_are_fenced(lockstep: Make) -> None:

@@ -188,9 +188,10 @@ def test_the_optimizer() -> None:
     part = learnable(torch.nn.Linear(2, 1), OptimConfig(optimizer="sgd", lr=0.5), total_steps=5)
     assert isinstance(part.optimizer, torch.optim.SGD)
     part.model(torch.ones(1, 2)).sum().backward()
-    before = part.model.weight.detach().clone()
+    weight = part.model.get_parameter("weight")
+    before = weight.detach().clone()
     part.apply_gradients(100.0)
-    assert torch.allclose(part.model.weight, before - 0.5)
+    assert torch.allclose(weight, before - 0.5)
 
 
 class Llm:

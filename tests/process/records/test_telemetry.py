@@ -99,7 +99,8 @@ async def test_nothing_is_left_of_rollouters_that_are_gone(
 
 
 async def there(ledger: AsyncLedger) -> set[str]:
-    return {name.decode() for name in await ledger.redis.hkeys(telemetry.telemetry_key("run"))}
+    found = await ledger.redis.hkeys(telemetry.telemetry_key("run"))
+    return {name.decode() for name in found if isinstance(name, bytes)}
 
 
 async def test_telemetry_that_cannot_be_removed_holds_nobody_up(ledger: AsyncLedger) -> None:

@@ -145,9 +145,12 @@ def test_lines_stay_whole_when_writes_are_short(run: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "write", short)
     recorder = Recorder(run, "p")
-    threads = [
-        threading.Thread(target=lambda: [recorder.instant("event") for _ in range(30)]) for _ in range(4)
-    ]
+
+    def record() -> None:
+        for _ in range(30):
+            recorder.instant("event")
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -57,6 +57,11 @@ def names(run: Path) -> dict[str, list[str]]:
     return found
 
 
+def sent(client: redis.Redis) -> list[tuple[bytes, dict[Any, Any]]]:
+    """Entries that nobody has collected."""
+    return cast(list[tuple[bytes, dict[Any, Any]]], client.xrange(stream_key("r")))
+
+
 def test_events_arrive_once(client: redis.Redis, run: Path) -> None:
     """Whoever collects; also of processes of one name and number, as in restarted containers."""
     relays = [Relay(client, "r", "rollouter-a"), Relay(client, "r", "rollouter-a")]
@@ -66,7 +71,7 @@ def test_events_arrive_once(client: redis.Redis, run: Path) -> None:
             recorder.instant(f"{number}-{event}", text="x" * 50)
         relay.send()
     assert Collector(client, "other", run).collect() == 0
-    kept = client.xrange(stream_key("r"))
+    kept = sent(client)
     assert Collector(client, "r", run).collect() == len(kept) > 4
     assert client.xlen(stream_key("r")) == 0
     for _, fields in kept:  # a collector that was killed before it could say so, and another one
@@ -119,7 +124,7 @@ def test_a_stream_that_nobody_collects_is_bounded(
     for event in range(3000):
         recorder.instant(f"{event}", text="x" * 50)
     relay.send()
-    size = sum(len(fields[b"lines"]) for _, fields in client.xrange(stream_key("r")))  # type: ignore[union-attr]
+    size = sum(len(fields[b"lines"]) for _, fields in sent(client))
     assert size <= 8 * trace_relay.CHUNK_BYTES
     Collector(client, "r", run).collect()
     (start,) = read(run).starts
@@ -171,7 +176,8 @@ def _url(client: redis.Redis) -> str:
 def test_what_came_over_the_network_leaves_no_other_file(client: redis.Redis, run: Path) -> None:
     for name in ("../config.yaml", "a/b.jsonl", ".jsonl", "x.jsonl\n", "/etc/x.jsonl"):
         client.xadd(stream_key("r"), {"name": name, "at": 0, "lines": b"x"})
-    for fields in ({"name": "x.jsonl"}, {"name": b"\xff", "at": 0, "lines": b"x"}):
+    broken: list[dict[Any, Any]] = [{"name": "x.jsonl"}, {"name": b"\xff", "at": 0, "lines": b"x"}]
+    for fields in broken:
         client.xadd(stream_key("r"), fields)
     for at in ("-1", "x", str(2**62)):
         client.xadd(stream_key("r"), {"name": "x.jsonl", "at": at, "lines": b"x"})

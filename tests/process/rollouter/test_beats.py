@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from headrace.config.run import SyncConfig
 from headrace.connections.redis_client import connect
 from headrace.ledger import SyncLedger, ops
 from headrace.ledger.client import LedgerUnavailable, LoginRefused
@@ -176,6 +177,7 @@ async def test_one_that_was_expired_drops_its_work_and_pauses_by_itself() -> Non
     assert await member.expired(Members())  # type: ignore[arg-type]
     assert (worker.did, engine.pauses) == (["dropped", "paused"], 1)
     (report,) = [member.stream.outgoing.get_nowait() for _ in range(member.stream.outgoing.qsize())]
+    assert report is not None
     assert report.WhichOneof("report") == "paused"
 
 
@@ -245,7 +247,7 @@ async def test_an_expulsion_is_heard_while_another_command_takes_its_time() -> N
             await asyncio.Event().wait()
 
     member = member_of(Hangs(), Worker())
-    member._config.sync = SimpleNamespace(pause_timeout_s=60.0, rendezvous_timeout_s=60.0)
+    member._config.sync = SyncConfig(pause_timeout_s=60.0, rendezvous_timeout_s=60.0)
     with pytest.raises(Expelled, match="did not pause in time"):
         await asyncio.wait_for(member.stream._connection(Stub()), 10)
 

@@ -60,7 +60,7 @@ async def test_who_is_cancelled_gives_its_connection_back(proxy: Proxy) -> None:
     client = connect_async(build("127.0.0.1", proxy.port, "secret"), timeout_s=5.0)
     proxy.delay(0.05)
     for round_ in range(4):
-        calls = [asyncio.create_task(client.ping()) for _ in range(3 * AT_ONCE)]
+        calls = [asyncio.ensure_future(client.ping()) for _ in range(3 * AT_ONCE)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         for call in calls[round_ % 2 :: 2]:
             call.cancel()

@@ -102,6 +102,7 @@ def test_each_main_is_a_shell_around_a_module_that_works(name: str) -> None:
     work = importlib.import_module(main.SHELL.work)
     assert callable(work.serve)
     assert work.exit_code(KeyError("nobody's")) is None
+    assert main.__file__ is not None
     assert len(Path(main.__file__).read_text().splitlines()) < 60
 
 

@@ -116,7 +116,7 @@ def odd_ones(ranks: Ranks, folder: Path) -> tuple[list[str], bool]:
     shard = shards.own_shard({**placed, "plain": tensors["plain"]}, ranks.is_first)
     shard.write(folder / shards.file_name(ranks.rank))
     ranks.meet()
-    into = {
+    into: dict[str, Any] = {
         name: distribute_tensor(torch.zeros_like(t), mesh, [Shard(1) if t.dim() > 1 else Replicate()])
         for name, t in tensors.items()
     }

@@ -142,6 +142,7 @@ def test_ranks_end_with_their_agent_however_it_ends(tmp_path: Path) -> None:
         words = launcher._command(CONFIG, args, start, store, tmp_path, tmp_path)
         agent = subprocess.Popen(words, cwd=tmp_path, pass_fds=[store.fileno()])
     writer = until(lambda: _writer(config), "the rank to read its configuration")
+    assert writer is not None
     (rank,) = psutil.Process(agent.pid).children()
     agent.kill()
     agent.wait(10)

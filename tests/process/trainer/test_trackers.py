@@ -224,7 +224,12 @@ def test_one_that_dies_is_said_once(
 ) -> None:
     stand_in(tmp_path, monkeypatch, "raise SystemExit(3)\n")
     tracking = Tracking(configured("tensorboard"), tmp_path, 0)
-    until(lambda: tracking.check() or "training goes on" in caplog.text, "its end", 60.0)
+
+    def has_ended() -> bool:
+        tracking.check()
+        return "training goes on" in caplog.text
+
+    until(has_ended, "its end", 60.0)
     tracking.check()
     tracking.close()
     assert caplog.text.count("training goes on") == 1

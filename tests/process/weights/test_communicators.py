@@ -128,7 +128,7 @@ def test_gloo_a_peer_that_never_comes_is_named_by_the_error() -> None:
 
 def test_epochs_do_not_see_each_others_keys() -> None:
     store = serve_store("127.0.0.1")
-    client_store("127.0.0.1", store.port, 1, 5.0).set("key", b"old")
+    client_store("127.0.0.1", store.port, 1, 5.0).set("key", "old")
     other = client_store("127.0.0.1", store.port, 2, 5.0)
     assert not other.check(["key"])
 

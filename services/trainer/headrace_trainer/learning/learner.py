@@ -25,7 +25,7 @@ from headrace_trainer.model.rows import BatchRow, make_rows, mean_advantages
 
 log = logging.getLogger("headrace.trainer.learner")
 
-Phase = Callable[[str], AbstractContextManager[None]]
+Phase = Callable[[str], AbstractContextManager[object]]
 
 
 def _is_scored(row: BatchRow) -> bool:
