@@ -16,43 +16,44 @@ class WeightedFile(Section):
     """An entry of a mixture."""
 
     path: str
-    """What an entry without a weight is."""
+    """The same as an entry without a weight."""
     weight: float = Field(ge=0)
     """Share of the prompts that come from it, relative to the other weights; 0 leaves it out."""
 
 
 class DataConfig(Section):
-    """Prompts in verl's row format; docs/data.md tells more."""
+    """Prompts in verl's row format; see docs/data.md."""
 
     train_files: Annotated[list[str | WeightedFile], RUN_NOT_IN_LEDGER] = Field(min_length=1)
     """Training data, read in this order: files (Parquet, JSON lines, JSON; gzip too), directories, globs,
-    `reasoning_gym:<dataset>?size=1000&seed=3` or a demo's, e.g. `demo:spell_backward/train`. With weights,
-    `{path: ..., weight: ...}`, they are mixed."""
+    `reasoning_gym:<dataset>?size=1000&seed=3` or a demo's, e.g. `demo:spell_backward/train`. Entries with
+    weights, `{path: ..., weight: ...}`, are mixed."""
     val_files: Annotated[list[str], RUN_NOT_IN_LEDGER] = []
     """Held-out data for validation, of the same kinds."""
     skip_invalid: Annotated[bool, RUN_NOT_IN_LEDGER] = False
-    """Leave out rows that cannot be used and tell how many; false: they are an error before the start."""
+    """Skip unusable rows and report how many; false: they are an error before the run starts."""
     ground_truth_as_json: Annotated[bool, RUN_NOT_IN_LEDGER] = False
-    """Hand a `ground_truth` that is no text to the reward function as JSON text; false: it is an error."""
+    """Pass a `ground_truth` that is not a string to the reward function as JSON text; false: it is an
+    error."""
     max_prompt_length: Annotated[int, RUN] = Field(512, gt=0)
     """Longest prompt in tokens."""
     truncation: Annotated[Literal["error", "skip", "truncate_left"], RUN_NOT_IN_LEDGER] = "error"
-    """What becomes of longer prompts: an error before the run starts, left out, or cut at their beginning so
-    that the last tokens remain. The last two are counted."""
+    """What happens to longer prompts: an error before the run starts, skipped, or truncated at the beginning
+    so that the last tokens remain. The last two are counted."""
     filter_overlong_prompts: Annotated[bool, RUN_NOT_IN_LEDGER] = False
-    """Leave longer prompts out whatever `truncation` says, as verl does; the same as `truncation: skip`."""
+    """Skip longer prompts whatever `truncation` says, as verl does; the same as `truncation: skip`."""
     max_response_length: Annotated[int, RUN] = Field(512, gt=0)
     """Longest response in tokens, over all its segments."""
     chat_template: Annotated[str | None, RUN_NOT_IN_LEDGER] = None
-    """A file with the chat template (Jinja) that chats are written with; unset: the tokenizer's own."""
+    """A file with the chat template (Jinja); unset: the tokenizer's own."""
     apply_chat_template_kwargs: Annotated[dict[str, Any], RUN_NOT_IN_LEDGER] = {}
-    """Further variables of the chat template, e.g. `{enable_thinking: false}`."""
+    """Additional variables of the chat template, e.g. `{enable_thinking: false}`."""
     shuffle: Annotated[bool, RUN] = True
-    """Shuffle the rows anew in every epoch, as a pure function of (seed, epoch)."""
+    """Reshuffle the rows every epoch, as a pure function of (seed, epoch)."""
     drop_last: bool = False
-    """Leave out the last update when it has fewer samples than the others; else it is trained as it is."""
+    """Drop the last update if it has fewer samples than the others; false: train it as it is."""
     max_ahead: int | None = Field(None, gt=0)
-    """Prompts that may lie ready ahead of the rollouters; twice the gate when unset."""
+    """Most prompts kept ready ahead of the rollouters; unset: twice the gate."""
 
     @field_validator("train_files", "val_files", mode="before")
     @classmethod

@@ -22,17 +22,17 @@ class EnvironmentConfig(Section):
     """What answers the model between its turns; by default nothing does, and a response is one turn."""
 
     name: Annotated[str, RUN] = SINGLE_TURN
-    """`single_turn`, `calculator`, one of an installed package, or, with `path`, the name of a class or
-    function in it that makes an environment."""
+    """`single_turn`, `calculator`, one from an installed package, or, with `path`, the name of a class or
+    function in it that creates an environment."""
     path: Annotated[str | None, RUN] = None
-    """A Python file, or an importable module, with an environment of your own."""
+    """A Python file or importable module with your own environment."""
     kwargs: Annotated[dict[str, Any], RUN] = {}
-    """Arguments that the environment is made with."""
+    """Arguments that the environment is created with."""
     max_turns: int = Field(8, gt=0)
-    """Turns of the model in one trajectory; the response limit counts the tokens of all, and the
-    environment's too."""
+    """Most model turns in one trajectory; the response limit counts the tokens of all turns, the
+    environment's included."""
     step_timeout_s: float = Field(30.0, gt=0)
-    """Longest single call of the environment; past it the sample fails, and is tried anew a few times."""
+    """Longest single call of the environment; beyond it the sample fails and is retried a few times."""
 
     @property
     def is_single_turn(self) -> bool:

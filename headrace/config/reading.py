@@ -14,9 +14,9 @@ class DumpConfig(Section):
     enable: bool = True
     """Record samples."""
     samples_per_update: int = Field(16, gt=0)
-    """Samples recorded of each local update, all ranks together and drawn at random; fewer where responses
-    are so long that they would take more than 1/512 of `max_bytes`."""
+    """Samples recorded per local update, drawn at random over all ranks; fewer where responses are so long
+    that they would take more than 1/512 of `max_bytes`."""
     max_bytes: int = Field(256 * 1024 * 1024, ge=64 * 1024)
-    """Size of the record. Beyond it the oldest is deleted, but for the very beginning of the run."""
+    """Size of the record. Beyond it the oldest are deleted, except the very beginning of the run."""
     log_probs: bool = False
     """Record the behaviour log-prob of every token too; about twice the size."""

@@ -39,7 +39,7 @@ class CustomRewardConfig(Section):
     """The simplest reward: verl's `compute_score`, by path and name. For all others see `reward`."""
 
     path: str | None = None
-    """A Python file, or an importable module."""
+    """A Python file or an importable module."""
     name: str = "compute_score"
     """The function's name."""
     timeout_s: float = Field(30.0, gt=0)
@@ -50,27 +50,27 @@ class RewardSource(Section):
     """One of several rewards that are added up."""
 
     kind: Annotated[str, AfterValidator(_kind)]
-    """`function` (of yours), `http` (a service), `reward_model` (behind vLLM's server), or the name of a
-    function that comes along, `reasoning_gym` or `math_verify`, or with an installed package."""
+    """`function` (your own), `http` (a service), `reward_model` (served by vLLM), or the name of a built-in
+    function, `reasoning_gym` or `math_verify`, or of one from an installed package."""
     weight: float = 1.0
     """The reward is the sum of weight times score over all sources."""
     timeout_s: float = Field(30.0, gt=0)
-    """Longest call; of a service with all its repetitions."""
+    """Longest call; for a service, retries included."""
     path: str | None = None
-    """function: a Python file, or an importable module."""
+    """function: a Python file or an importable module."""
     name: str = "compute_score"
     """function: its name."""
     url: str | None = None
     """http: where to post; reward_model: the server's address, e.g. `http://judge:8000`."""
     token_env: str | None = None
-    """http, reward_model: environment variable of the rollouters that holds a bearer token; one with `_FILE`
-    behind its name may name a file with it instead."""
+    """http, reward_model: environment variable of the rollouters that holds a bearer token; the same name
+    with `_FILE` appended can point to a file with it instead."""
     concurrency: int = Field(16, gt=0)
-    """http, reward_model: requests at once, per rollouter."""
+    """http, reward_model: concurrent requests per rollouter."""
     retries: int = Field(3, ge=0)
-    """http, reward_model: repetitions after no answer, 429 or 5xx, with growing pauses."""
+    """http, reward_model: retries after no response, 429 or 5xx, with backoff."""
     model: str | None = None
-    """reward_model: name of the model; unset: whichever the server has."""
+    """reward_model: name of the model; unset: the one that the server has."""
     endpoint: Literal["classify", "pooling", "score"] = "classify"
     """reward_model: which of vLLM's endpoints."""
     index: int = Field(0, ge=0)
@@ -78,27 +78,27 @@ class RewardSource(Section):
 
 
 class OverlongBufferConfig(Section):
-    """DAPO's overlong penalty: it falls linearly over the last stretch of the permitted length."""
+    """DAPO's overlong penalty, linear over the last stretch of the permitted length."""
 
     enable: bool = False
-    """Add the penalty to the reward; the metric `reward/mean` is without it."""
+    """Add the penalty to the reward; the metric `reward/mean` excludes it."""
     len: int = Field(0, ge=0)
-    """Length of the last stretch in which a response is punished, in tokens."""
+    """Length of the last stretch, in which a response is penalised, in tokens."""
     penalty_factor: float = Field(1.0, ge=0)
-    """The penalty of a response of full length."""
+    """The penalty for a response of full length."""
 
 
 class RewardConfig(Section):
-    """Rewards of several sources, and how functions are run."""
+    """Rewards from several sources, and how functions are run."""
 
     sources: dict[str, RewardSource] = {}
-    """Rewards by a name of yours, which names their metrics; instead of `custom_reward_function`; see
+    """Rewards by a name of your choice, which their metrics carry; replaces `custom_reward_function`. See
     docs/rewards.md."""
     overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
     max_processes: int = Field(4, gt=0)
-    """Processes per function and rollouter: one, and more while calls wait for it."""
+    """Most processes per function and rollouter: one, and more while calls are waiting."""
     memory_limit_bytes: int = Field(4 * 1024**3, ge=64 * 1024**2)
-    """Memory of one such process; beyond it allocations fail."""
+    """Memory of one such process; allocations beyond it fail."""
 
     @property
     def needs_prompt(self) -> bool:

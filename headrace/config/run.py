@@ -37,12 +37,12 @@ class ModelConfig(Section):
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], RUN] = "bfloat16"
     """Compute and wire dtype: the engine runs in it and weights travel in it."""
     max_model_len: int | None = Field(None, gt=0)
-    """Longest prompt + response in tokens that the engine is built for; the sum of both limits when unset."""
+    """Longest prompt + response in tokens that the engine is built for; unset: the sum of both limits."""
     trust_remote_code: bool = False
-    """Run Python code that the model directory brings along."""
+    """Run Python code that comes with the model directory."""
     enable_gradient_checkpointing: bool | None = None
-    """Keep one activation per layer and token, and compute the rest again in the backward pass: a third more
-    time, a tenth of the memory. Unset: for models of over 1 B parameters."""
+    """Keep one activation per layer and token and recompute the rest in the backward pass: a third more time,
+    a tenth of the memory. Unset: on for models with over 1 B parameters."""
 
     def recomputes(self, parameters: int) -> bool:
         """Whether a model with that many parameters recomputes activations in the backward pass."""
@@ -51,7 +51,7 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    """What goes to the vLLM engine of each rollouter."""
+    """Settings of each rollouter's vLLM engine."""
 
     tensor_parallel_size: int = Field(1, gt=0)
     """GPUs per engine."""
@@ -59,7 +59,7 @@ class EngineConfig(Section):
     """KV cache on the CPU backend, bytes."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of the GPU memory that the engine may use (CUDA). With `mode: colocated_sync` the trainer, on the
-    same GPU, has what is left."""
+    same GPU, gets the rest."""
     max_num_seqs: int = Field(128, gt=0)
     """Sequences the engine runs at once."""
     enforce_eager: bool = True
@@ -69,22 +69,22 @@ class EngineConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Generation: how much, how many at once, by whom."""
+    """Generation: sampling, volume, concurrency and engine."""
 
     name: Annotated[str, AfterValidator(ENGINES.checked)] = "vllm"
-    """The inference engine: `vllm`, or one of an installed package."""
+    """The inference engine: `vllm`, or one from an installed package."""
     n: Annotated[int, RUN] = Field(8, gt=0)
-    """Trajectories per sample: the group."""
+    """Trajectories per sample (the group size)."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature of training rollouts; it travels with each trajectory."""
+    """Sampling temperature of training rollouts; stored with each trajectory."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the most likely tokens that have this probability together; 1 for all."""
+    """Sample from the most likely tokens whose probabilities add up to this; 1 for all."""
     top_k: int = Field(-1, ge=-1)
-    """Sample from that many of the most likely tokens; -1 for all."""
+    """Sample from this many of the most likely tokens; -1 for all."""
     total_rollout_steps: Annotated[int, RUN] = Field(gt=0)
     """Samples to generate and train in the whole run."""
     test_freq: int = Field(10, ge=0)
-    """Validate every that many policy versions (the first and the last always); 0 turns it off."""
+    """Policy versions between validations; the first and the last are always validated. 0 turns it off."""
     replicas: Annotated[int, INITIAL] = Field(2, ge=0)
     """Rollouters that the local runner starts with; `headrace scale` changes their number."""
     cpus: list[int] | None = Field(None, min_length=1)
@@ -92,7 +92,7 @@ class RolloutConfig(Section):
     max_concurrent_samples: int = Field(8, gt=0)
     """Samples that one rollouter works on at once."""
     sample_timeout_s: float = Field(600.0, gt=0)
-    """Deadline of one sample from take to finish, pauses not counted."""
+    """Deadline of one sample from take to finish, pauses excluded."""
     engine: EngineConfig = EngineConfig()
 
 
@@ -106,14 +106,14 @@ class AsyncTrainingConfig(Section):
     staleness_threshold: Annotated[float, LIVE] = Field(0.0, ge=0, le=64)
     """Eta: how much may be generated beyond the current window, as a share of it."""
     partial_rollout: bool = False
-    """Interrupt running work at a sync and continue it under the new weights. Unset: true when
-    `staleness_threshold` is above 0, where alone it has an effect."""
+    """Interrupt running work at a sync and continue it under the new weights. It has an effect only when
+    `staleness_threshold` is above 0; unset: true there."""
     max_version_gap: int | None = Field(None, gt=0)
-    """K: with partial rollout, running work that would get tokens of more than K versions is let finish
-    before the sync. Unset: no bound."""
+    """K: with partial rollout, running work that would get tokens of more than K versions finishes before the
+    sync. Unset: no bound."""
     use_rollout_log_probs: bool = True
-    """The old log-probs of the ratio are the engine's, token by token; false: the trainer recomputes them
-    under the weights at the start of the sync window."""
+    """Use the engine's log-probs, token by token, as the ratio's old log-probs; false: the trainer recomputes
+    them under the weights at the start of the sync window."""
 
     @model_validator(mode="before")
     @classmethod
@@ -129,7 +129,7 @@ class AsyncTrainingConfig(Section):
 
 
 class TrainerConfig(Section):
-    """Ranks, checkpoints, waiting."""
+    """Ranks, checkpoints, limits and trackers."""
 
     nnodes: int = Field(1, gt=0)
     """Trainer nodes."""
@@ -142,28 +142,28 @@ class TrainerConfig(Section):
     omp_threads: int = Field(1, gt=0)
     """Threads per rank on CPU."""
     peak_flops: float = Field(0.0, ge=0)
-    """Floating-point operations per second that the device of one rank is made for, e.g. 989e12 for an H100
-    in bfloat16; with it `perf/mfu` is reported."""
+    """Peak floating-point operations per second of one rank's device, e.g. 989e12 for an H100 in bfloat16;
+    when set, `perf/mfu` is reported."""
     save_freq: int = Field(0, ge=0)
-    """Checkpoint every that many policy versions; 0 only at the end and on an orderly stop."""
+    """Policy versions between checkpoints; 0: only at the end and on an orderly stop."""
     save_interval_s: float = Field(0.0, ge=0)
-    """Checkpoint also at the first commit after so many seconds without one; 0 turns it off."""
+    """Also checkpoint at the first commit after this many seconds without one; 0 turns it off."""
     save_timeout_s: float = Field(1800.0, gt=0)
-    """Longest writing of a checkpoint; it happens while training goes on."""
+    """Longest time to write a checkpoint; training continues meanwhile."""
     max_ckpt_to_keep: int = Field(2, gt=0)
     """Checkpoints kept; older ones are removed."""
     resume: str = "auto"
-    """`auto`: from the newest checkpoint of the run, which is refused when it is damaged; `never`: start
-    anew; a path: from that checkpoint of the run, setting newer ones aside."""
+    """`auto`: from the newest checkpoint of the run, which is refused if damaged; `never`: start from
+    scratch; a path: from that checkpoint of the run, setting newer ones aside."""
     claim_timeout_s: float = Field(1800.0, gt=0)
-    """Longest wait for samples before the trainer gives up with an error; while no rollouter takes part the
-    clock stands still."""
+    """Longest wait for samples before the trainer stops with an error; the clock stops while no rollouter
+    takes part."""
     max_skipped_updates: int = Field(5, gt=0)
-    """Local updates in a row of which nothing was finite, after which the run stops with an error."""
+    """Consecutive local updates with nothing finite after which the run stops with an error."""
     logger: list[str] = [CONSOLE]
-    """Where the rows of `metrics.jsonl` and the held-out scores go beside the run's own files: `tensorboard`
-    and `wandb` need `.venv/bin/pip install -e '.[logging]'`, others a package of theirs; `console` is what
-    the runner shows anyway."""
+    """Where the rows of `metrics.jsonl` and the held-out scores go in addition to the run's own files:
+    `tensorboard` and `wandb` need `.venv/bin/pip install -e '.[logging]'`, others their own package;
+    `console` is what the runner shows anyway."""
     project_name: str = "headrace"
     """Project in Weights & Biases; the run's `name` is its name there too."""
 
@@ -189,29 +189,29 @@ class SyncConfig(Section):
     """Weight transfer. `gloo` works on CPU and, staged through the host, on CUDA; `nccl` needs CUDA."""
 
     transport: Annotated[str, AfterValidator(TRANSPORTS.checked)] = "gloo"
-    """How weights travel: `gloo`, `nccl`, or one of an installed package."""
+    """How weights are transferred: `gloo`, `nccl`, or one from an installed package."""
     bucket_bytes: int = Field(64 * 1024 * 1024, ge=1024)
     """Size of one broadcast."""
     pause_timeout_s: float = Field(30.0, gt=0)
-    """A member that has not paused by then is expired."""
+    """A member that has not paused within this time is expired."""
     drain_stall_s: float = Field(60.0, gt=0)
-    """A member that is to let running work finish is given up when no token came for so long."""
+    """A member that is finishing its running work is given up after this long without a token."""
     rendezvous_timeout_s: float = Field(60.0, gt=0)
-    """Longest meeting of a new weight group."""
+    """Longest rendezvous of a new weight group."""
     transfer_timeout_s: float = Field(300.0, gt=0)
     """Longest transfer of all weights to all members."""
     max_attempts: int = Field(3, gt=0)
-    """Tries of one round before every member is expired."""
+    """Attempts at one round before every member is expired."""
     canary_tolerance: float | None = Field(None, gt=0)
-    """Largest log-prob difference after a sync; beyond it the engine is not trusted and restarted.
-    Unset: 0.05 in float32, 1 in lower precision, where logits are rounded coarsely."""
+    """Largest log-prob difference accepted after a sync; beyond it the engine is not trusted and is
+    restarted. Unset: 0.05 in float32, 1 in lower precision, where logits are rounded coarsely."""
 
 
 class LedgerConfig(Section):
     """Leases and retries."""
 
     lease_s: float = Field(10.0, gt=0)
-    """An owner whose beat stands still for so long has expired."""
+    """An owner without a heartbeat for this long has expired."""
     max_retries: int = Field(2, ge=0)
     """Failures (reward error, time-out) of one sample before it is dead."""
     max_crashes: int = Field(3, ge=0)
@@ -219,21 +219,21 @@ class LedgerConfig(Section):
 
 
 class RedisConfig(Section):
-    """Where the ledger lives."""
+    """The Redis server that holds the ledger."""
 
     url: Annotated[str | None, RUN_NOT_IN_LEDGER] = None
-    """`redis://` or `rediss://` URL; unset: the bundled Valkey server is started by the runner."""
+    """`redis://` or `rediss://` URL; unset: the runner starts the bundled Valkey server."""
     connect_timeout_s: float = Field(5.0, gt=0)
-    """How long one attempt to reach Redis may take at start. Services try again for as long as their start
-    may take (`services.start_timeout_s`); `headrace run` asks once, before it starts any."""
+    """Longest single attempt to reach Redis at start. Services retry until their start times out
+    (`services.start_timeout_s`); `headrace run` tries once, before it starts any."""
     allow_volatile: bool = False
-    """Accept a server of your own that keeps nothing on disk: a restart of it ends the run."""
+    """Accept your own server without persistence: restarting it ends the run."""
     max_memory_bytes: int = Field(0, ge=0)
-    """Memory of the bundled server; when it is used up the rollouters wait until something is trained, and
-    nothing is ever evicted. 0 for no limit. A server of your own has its own `maxmemory`."""
+    """Memory limit of the bundled server; when it is reached, rollouters wait until something is trained;
+    nothing is ever evicted. 0 for no limit. Your own server has its own `maxmemory`."""
     outage_timeout_s: float = Field(300.0, gt=0)
-    """How long a service that runs waits for a Redis that is away; the run stands still meanwhile and nobody
-    is expired. After that the service ends and is started anew."""
+    """How long a running service waits for an unreachable Redis; meanwhile the run is paused and no owner
+    expires. After that the service exits and is restarted."""
 
     @field_validator("url")
     @classmethod
@@ -247,27 +247,27 @@ class TraceConfig(Section):
     """A timeline of the run for `headrace trace`."""
 
     enable: bool = False
-    """Every process records its phases and samples under `trace/` in the run's directory; in a cluster by way
-    of Redis where a pod does not mount it."""
+    """Every process records its phases and samples under `trace/` in the run's directory; in a cluster, pods
+    that do not mount it record through Redis."""
     max_events: int = Field(500_000, gt=0)
-    """Events that one process records at most."""
+    """Most events that one process records."""
 
 
 class ServicesConfig(Section):
-    """Where the services of a local run listen."""
+    """Addresses, restarts and time limits of the services."""
 
     host: str = "127.0.0.1"
-    """Address on which the ports of a local run's services listen."""
+    """Address that a local run's services listen on."""
     queue_port: int = Field(0, ge=0, le=65535)
     """HTTP port of the queue service; 0 for a free one."""
     coordinator_port: int = Field(0, ge=0, le=65535)
-    """gRPC port of the sync coordinator, for programs of your own. Another user can take it when that has
-    crashed, and is sent the token. 0: a Unix socket in a folder that other users cannot enter."""
+    """gRPC port of the sync coordinator, for your own programs. After a crash of the coordinator another user
+    can take the port and is sent the token. 0: a Unix socket in a directory that other users cannot enter."""
     max_restarts: int = Field(3, ge=0)
-    """Restarts of one service before the run fails; after two minutes without one it counts anew (for the
-    trainer only if it has saved a checkpoint since)."""
+    """Restarts of one service before the run fails; the count resets after two minutes without one (for the
+    trainer, only if it has saved a checkpoint since)."""
     start_timeout_s: float = Field(300.0, gt=0)
-    """Longest start of any service, what it waits for included: Redis, and a run that is set up in it."""
+    """Longest start of any service, including its wait for Redis and for a run that is set up in it."""
     stop_timeout_s: float = Field(60.0, gt=0)
     """Longest orderly stop of any service."""
 
@@ -278,12 +278,12 @@ class RunConfig(Section):
     name: Annotated[str, RUN_NOT_IN_LEDGER] = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     """Name of the run; also the namespace of its keys in Redis."""
     runs_dir: str = "runs"
-    """The run lives in `runs_dir/name`."""
+    """The run's directory is `runs_dir/name`."""
     mode: Literal["one_step_off", "colocated_sync"] | None = None
-    """The two modes that `async_training` alone does not express; unset: the mode follows from it. On GPUs
-    `colocated_sync` has trainer and engines on the same ones."""
+    """The two modes that `async_training` alone does not express; unset: the mode follows from it. On GPUs,
+    `colocated_sync` puts trainer and engines on the same ones."""
     seed: Annotated[int, RUN] = Field(0, ge=0)
-    """Seed of everything that is drawn: order of prompts, sampling, the demo's warm-up."""
+    """Seed of all randomness: order of prompts, sampling, the demo's warm-up."""
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig
