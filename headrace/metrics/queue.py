@@ -35,14 +35,14 @@ REDIS_UP = SERVICE.family("gauge", "headrace_queue_redis_up", "1 when Redis answ
 LOOP_AGE = SERVICE.family(
     "gauge",
     "headrace_queue_loop_age_seconds",
-    "Time since a loop last came round",
+    "Time since a loop's last iteration",
     {"loop": ()},
     graph=Graph("Queue", "Age of the queue service's loops", "s"),
 )
 LOOP_ERRORS = SERVICE.family(
     "counter",
     "headrace_queue_loop_errors_total",
-    "Steps that an outage cut short, since the start",
+    "Loop iterations cut short by an outage, since the start",
     {"loop": ()},
     unread="the loops' age is shown",
 )
@@ -50,7 +50,7 @@ EXPIRED_OWNERS = SERVICE.family(
     "counter",
     "headrace_queue_expired_owners_total",
     "Owners that this process has expired",
-    unread="what was put back is shown, by reason",
+    unread="requeued samples are shown, by reason",
 )
 VALIDATION_SCORE = SERVICE.family(
     "gauge",
@@ -64,7 +64,7 @@ VALIDATION_UNFINISHED = SERVICE.family(
     "headrace_validation_unfinished",
     "Held-out prompts without a result in the newest validation",
     {"data_source": ()},
-    unread="a state, for a look at one moment",
+    unread="a state, of interest at one moment",
 )
 REDIS_USED = SERVICE.family("gauge", "headrace_redis_used_memory_bytes", "Memory that the Redis server uses")
 REDIS_MAX = SERVICE.family(
@@ -73,7 +73,7 @@ REDIS_MAX = SERVICE.family(
 REDIS_NEEDED = SERVICE.family(
     "gauge",
     "headrace_redis_needed_memory_bytes",
-    "Memory that this run can take of the Redis server at most",
+    "Most memory that this run can use on the Redis server",
 )
 
 # -- the ledger -------------------------------------------------------------------------------------------
@@ -116,10 +116,12 @@ def counter_by(
     return family
 
 
-DEPTH = gauge("depth", "Finished samples that wait for the trainer", lambda s: s.counts["queued"])
-READY = gauge("ready", "Prompts that wait for a rollouter", lambda s: s.counts["ready"])
-IN_FLIGHT = gauge("in_flight", "Samples that a rollouter works on", lambda s: s.counts["in_flight"])
-PARKED = gauge("parked", "Samples whose partial work waits for a rollouter", lambda s: s.counts["parked"])
+DEPTH = gauge("depth", "Finished samples waiting for the trainer", lambda s: s.counts["queued"])
+READY = gauge("ready", "Prompts waiting for a rollouter", lambda s: s.counts["ready"])
+IN_FLIGHT = gauge("in_flight", "Samples that a rollouter is working on", lambda s: s.counts["in_flight"])
+PARKED = gauge(
+    "parked", "Samples whose partial work is waiting for a rollouter", lambda s: s.counts["parked"]
+)
 TRAINING = gauge(
     "training", "Samples claimed by the trainer and not yet trained", lambda s: s.counts["training"]
 )
@@ -137,20 +139,20 @@ HELD = gauge(
     "held",
     "1 while takes are held back by a sync round",
     lambda s: s.held,
-    unread="a state, for a look at one moment",
+    unread="a state, of interest at one moment",
 )
 END_OF_DATA = gauge(
     "end_of_data",
-    "1 once the last prompt of the run is issued",
+    "1 once the run's last prompt has been issued",
     lambda s: s.end_of_data,
-    unread="a state, for a look at one moment",
+    unread="a state, of interest at one moment",
 )
-FINAL = gauge("final", "1 once the last commit of the run is made", lambda s: s.final)
+FINAL = gauge("final", "1 once the run's last commit has been made", lambda s: s.final)
 MEMBERS = gauge("members", "Rollouters that may take and finish work", lambda s: len(s.members))
 ISSUED = counter("headrace_queue_issued_total", "Prompts issued", lambda s: s.issued_total)
 RESTARTED = counter(
     "headrace_queue_restarted_total",
-    "Partial work thrown away by max_version_gap: its samples started again",
+    "Samples restarted because max_version_gap discarded their partial work",
     lambda s: s.restarted,
 )
 FENCED_BY = counter_by(

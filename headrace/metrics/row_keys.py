@@ -24,13 +24,13 @@ KL_REWARD = "with `algorithm.use_kl_in_reward`"
 SAVES = "in an update that saved a checkpoint"
 SCORED = "with a reference model"
 WEIGHTS = "with `algorithm.rollout_correction.rollout_is`"
-ENVIRONMENT = "with an environment of several turns"
+ENVIRONMENT = "with a multi-turn environment"
 TOOLS = "with an environment that counts them, such as `calculator`"
 PEAK = "with `trainer.peak_flops`"
 
 PART = "reward_part/"
 """What stands before the name of a part of the reward."""
-PARTS = "where the reward gives parts"
+PARTS = "if the reward has parts"
 
 STEP = key("step", "local updates so far, over all starts")
 OPTIMIZER_STEPS = key("optimizer_steps", "optimizer steps, seconds and response tokens so far")
@@ -66,7 +66,7 @@ ROLLOUTER_IDLE_RATIO = key(
 )
 ROLLOUTER_UTILIZATION = key(
     "rollouter/utilization",
-    "running sequences ÷ those of full slots, over time",
+    "running sequences ÷ those with every slot taken, averaged over time",
     when=TELEMETRY,
     chart=Chart(
         "Where the time goes",
@@ -87,18 +87,18 @@ FULLY_ASYNC_COUNT_STALE_TRAJECTORY_PROCESSED = key(
 )
 FULLY_ASYNC_COUNT_TOTAL_GENERATED_SAMPLES = key(
     "fully_async/count/total_generated_samples",
-    "samples that rollouters have finished so far; one that was finished again counts again",
+    "samples finished by rollouters so far; one finished again counts again",
 )
 FULLY_ASYNC_COUNT_DROPPED_STALE_SAMPLES = key(
     "fully_async/count/dropped_stale_samples",
-    "samples whose partial work `max_version_gap` has thrown away so far; they started again",
+    "samples restarted so far because `max_version_gap` discarded their partial work",
 )
 FULLY_ASYNC_COUNT_CURRENT_PARAM_VERSION = key(
     "fully_async/count/current_param_version", "committed policy version"
 )
 FULLY_ASYNC_PARTIAL_TOTAL_PARTIAL_NUM = key(
     "fully_async/partial/total_partial_num",
-    "partial samples trained in the window that closed last, their share, their largest span in versions",
+    "partial samples trained in the last closed window, their share, their largest span in versions",
 )
 FULLY_ASYNC_PARTIAL_PARTIAL_RATIO = key(
     "fully_async/partial/partial_ratio",
@@ -132,8 +132,8 @@ STALENESS_STALE_SAMPLE_RATIO = key(
 )
 STALENESS_LENGTH_ORDER_CORR = key(
     "staleness/length_order_corr",
-    "rank correlation of a sample's tokens with its place in the order of training: what finishes first "
-    "is trained first, and short answers finish first",
+    "rank correlation of a sample's tokens with its training order: what finishes first is trained first, "
+    "and short answers finish first",
     chart=Chart(
         "Staleness",
         "Length and order of training",
@@ -150,12 +150,14 @@ TIMING_S_STEP = key(
 )
 TIMING_S_REWARD = key(
     "timing_s/reward",
-    "mean over the samples: seconds from the end of generation to the last reward. No phase of the step: "
-    "rollouters reward while the trainer does something else",
+    "mean over the samples: seconds from the end of generation to the last reward. Not a phase of "
+    "the step: rollouters compute rewards while the trainer does something else",
 )
-TIMING_S_GEN_WAIT = key("timing_s/gen_wait", "waiting for samples; in the first row of a start from that on")
+TIMING_S_GEN_WAIT = key(
+    "timing_s/gen_wait", "waiting for samples; in the first row after a start, counted from the start"
+)
 TIMING_S_WAIT_PREV_GEN = key(
-    "timing_s/wait_prev_gen", "waiting for the batch that generates meanwhile", when=WAITS
+    "timing_s/wait_prev_gen", "waiting for the batch that is generated meanwhile", when=WAITS
 )
 TIMING_S_OLD_LOG_PROB = key("timing_s/old_log_prob", "scoring under the weights at the start of the window")
 TIMING_S_REF = key("timing_s/ref", "scoring under the reference", when=SCORED)
@@ -163,14 +165,14 @@ TIMING_S_VALUES = key("timing_s/values", "the critic's scores and its update", w
 TIMING_S_UPDATE_CRITIC = key("timing_s/update_critic", SAME)
 TIMING_S_ADV = key(
     "timing_s/adv",
-    "advantages, policy update, acknowledgement, this row until it is made and the end of the one before",
+    "advantages, policy update, acknowledgement, making this row and finishing the previous one",
 )
 TIMING_S_UPDATE_ACTOR = key("timing_s/update_actor", SAME)
 TIMING_S_ACK = key("timing_s/ack", SAME)
 TIMING_S_REPORT = key("timing_s/report", SAME)
 TIMING_S_OTHER = key("timing_s/other", "between the phases")
 TIMING_S_PARAM_SYNC = key(
-    "timing_s/param_sync", "snapshot, and waiting for the round before", when="in the last row of a window"
+    "timing_s/param_sync", "snapshot, and waiting for the previous round", when="in the last row of a window"
 )
 TIMING_S_SAVE_CHECKPOINT = key("timing_s/save_checkpoint", "writing a checkpoint", when=SAVES)
 SYNC_PAUSE_S = key("sync/pause_s", "the round", when=SYNC)
@@ -181,7 +183,7 @@ SYNC_INTERVAL_S = key("sync/interval_s", SAME)
 SYNC_BYTES = key("sync/bytes", SAME)
 SYNC_LOGPROB_MAX_ABS_DIFF = key(
     "sync/logprob_max_abs_diff",
-    "canary: largest log-prob difference of engine and trainer under the newest version reported on",
+    "canary: largest log-prob difference between engine and trainer under the newest reported version",
     when=CANARY,
 )
 QUEUE_DEPTH = key("queue/depth", "samples, as the ledger counts them")
@@ -200,7 +202,7 @@ QUEUE_OLDEST_AGE_S = key(
     "age of the oldest finished sample",
     chart=Chart("Queue", "Oldest finished sample", "age", unit="s", smooth=True),
 )
-QUEUE_REJECTED = key("queue/rejected", "samples that were not finite and went back")
+QUEUE_REJECTED = key("queue/rejected", "samples sent back because they were not finite")
 PERF_SAMPLES_PER_S = key(
     "perf/samples_per_s",
     "of this step",
@@ -266,7 +268,7 @@ ACTOR_LR = key(
     chart=Chart("Policy", "Learning rate", "lr"),
     graph=Graph("Trainer", "Learning rate", "sci"),
 )
-ACTOR_SKIPPED_STEPS = key("actor/skipped_steps", "steps that were not taken: something was not finite")
+ACTOR_SKIPPED_STEPS = key("actor/skipped_steps", "steps skipped because something was not finite")
 ACTOR_KL_LOSS = key("actor/kl_loss", "divergence to the reference in the loss, and its weight", when=KL_LOSS)
 ACTOR_KL_COEF = key("actor/kl_coef", SAME)
 ACTOR_REWARD_KL_PENALTY = key(
@@ -289,8 +291,8 @@ CRITIC_SKIPPED_STEPS = key("critic/skipped_steps", SAME)
 CRITIC_LR = key("critic/lr", SAME)
 ROLLOUT_CORR_ESS = key(
     "rollout_corr/ess",
-    "(Σw)² ÷ (N·Σw²) of current ÷ behaviour, on weights as they are",
-    gauge="Effective share of the samples by their importance weights as they are, 0 to 1",
+    "(Σw)² ÷ (N·Σw²) of current ÷ behaviour, on untruncated weights",
+    gauge="Effective sample size as a share of the samples, from untruncated importance weights, 0 to 1",
     chart=Chart(
         "Policy",
         "Effective sample size",
@@ -304,7 +306,7 @@ ROLLOUT_CORR_ESS = key(
         "Staleness",
         "Effective sample size",
         "percentunit",
-        about="On untruncated importance weights. Below a half most samples hardly count.",
+        about="On untruncated importance weights. Below one half, most samples hardly count.",
     ),
 )
 ROLLOUT_CORR_KL = key(
@@ -324,20 +326,20 @@ ROLLOUT_CORR_CHI2_TOKEN = key(
 ROLLOUT_CORR_PPL_RATIO = key(
     "rollout_corr/ppl_ratio",
     "perplexity under the current policy ÷ under the behaviour policy",
-    gauge="Perplexity under the current policy over that under the sampling one",
+    gauge="Perplexity under the current policy ÷ that under the sampling policy",
     graph=Graph("Staleness", "Perplexity ratio"),
 )
 ROLLOUT_CORR_CLIPPED_FRACTION = key(
     "rollout_corr/clipped_fraction",
-    "importance weights that truncation bounded, before it",
+    "share of the importance weights that truncation bounded",
     when=WEIGHTS,
     gauge="Share of the importance weights that truncation bounded",
     absent=0.0,
 )
 ROLLOUT_CORR_MASKED_FRACTION = key(
     "rollout_corr/masked_fraction",
-    "tokens that the loss or the rollout correction left out",
-    gauge="Share of the tokens left out by the loss or the rollout correction",
+    "share of the tokens excluded by the loss or the rollout correction",
+    gauge="Share of the tokens excluded by the loss or the rollout correction",
     chart=Chart("Policy", "Tokens left out", "masked", unit="share of tokens", percent=True, smooth=True),
 )
 REWARD_MEAN = key(
@@ -361,27 +363,27 @@ REWARD_PART_NAME = key(
 )
 RESPONSE_LENGTH_MEAN = key(
     "response_length/mean",
-    "tokens, the environment's included; `clip_ratio`: cut by the limit",
+    "tokens, the environment's included; `clip_ratio`: share cut off by the limit",
     gauge="Mean tokens of a trained response, the environment's included",
-    unread="the same from counters, over a time of one's own choosing",
+    unread="counters give the same over any time range",
 )
 RESPONSE_LENGTH_MAX = key("response_length/max", SAME)
 RESPONSE_LENGTH_CLIP_RATIO = key(
     "response_length/clip_ratio",
     SAME,
-    gauge="Share of the trained responses that the limit cut",
+    gauge="Share of the trained responses cut off by the limit",
     chart=Chart("Lengths", "Cut by the length limit", "cut", unit="share of responses", percent=True),
 )
-ENV_TURNS_MEAN = key("env/turns/mean", "turns of the model in a trajectory", when=ENVIRONMENT)
+ENV_TURNS_MEAN = key("env/turns/mean", "model turns per trajectory", when=ENVIRONMENT)
 ENV_TURNS_MAX = key("env/turns/max", SAME)
 ENV_TOOL_CALLS_MEAN = key(
-    "env/tool_calls/mean", "per trajectory; likewise whatever else one counts", when=TOOLS
+    "env/tool_calls/mean", "per trajectory; likewise anything else that the environment counts", when=TOOLS
 )
 ENV_TOOL_ERRORS_MEAN = key("env/tool_errors/mean", SAME)
 GROUP_ZERO_STD_RATIO = key(
     "group/zero_std_ratio",
-    "groups whose rewards are all equal: they teach nothing",
-    gauge="Share of the groups whose rewards are all equal, which teach nothing",
+    "share of the groups whose rewards are all equal: they give no learning signal",
+    gauge="Share of the groups whose rewards are all equal and give no learning signal",
     chart=Chart(
         "Learning",
         "Groups without spread",
@@ -389,7 +391,7 @@ GROUP_ZERO_STD_RATIO = key(
         unit="share of groups",
         percent=True,
         smooth=True,
-        about="All rewards of the group are equal: it teaches nothing.",
+        about="All rewards of the group are equal: it gives no learning signal.",
     ),
 )
 

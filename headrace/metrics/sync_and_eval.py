@@ -15,25 +15,25 @@ class Keys:
 
 SYNC_ROW: tuple[Keys, ...] = (
     Keys("version", "the policy version that the round committed"),
-    Keys("round", "number of the round; one that was given up has a number too"),
+    Keys("round", "number of the round; abandoned rounds are numbered too"),
     Keys("members", "rollouters that took part"),
-    Keys("attempts", "transfers that were begun; more than 1 after a failure"),
-    Keys("pause_s", "seconds until the rollouters had paused"),
+    Keys("attempts", "transfers started; more than 1 after a failure"),
+    Keys("pause_s", "seconds until all rollouters had paused"),
     Keys("transfer_s", "seconds of the transfer"),
     Keys("commit_s", "seconds of the commit in Redis"),
     Keys("total_s", "seconds of the round"),
-    Keys("interval_s", "seconds since the commit before, or since the trainer's start"),
+    Keys("interval_s", "seconds since the previous commit, or since the trainer's start"),
     Keys("bytes", "of weights sent to each rollouter"),
     Keys(
         "rollouters",
-        "by incarnation `active_s` and `window_s`, sums since its start that it had told when the trainer "
-        "heard of the commit. `rollouter/idle_ratio` is 1 − (growth of the first since the row before ÷ that "
-        "of the second), over all",
+        "by incarnation: `active_s` and `window_s`, its last reported sums since its start when the trainer "
+        "learned of the commit. `rollouter/idle_ratio` is 1 − (growth of the first since the previous row ÷ "
+        "growth of the second), over all",
     ),
     Keys(
         "logprob_max_abs_diff",
-        "canary: largest log-prob difference of engine and trainer that a member reported; null without a "
-        "report",
+        "canary: largest log-prob difference between engine and trainer that a member reported; null without "
+        "a report",
     ),
 )
 """Keys of a row of `sync.jsonl`."""
@@ -43,7 +43,7 @@ EVAL_ROW: tuple[Keys, ...] = (
     Keys("data_source", "of the held-out prompts"),
     Keys("reward", "mean@k: over the prompts with a result; null without any"),
     Keys("n", "prompts with a result"),
-    Keys("unfinished", "prompts without one, or with fewer than k responses"),
+    Keys("unfinished", "prompts without a result, or with fewer than k responses"),
     Keys("k", "responses per prompt, `val.n`"),
     Keys("best", "best@k: mean over the prompts of the best response; null with k = 1"),
     Keys(

@@ -14,27 +14,27 @@ _TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768
 
 HEARTBEAT = SERVICE.gauge(
     "headrace_trainer_heartbeat_age_seconds",
-    "Seconds since the process of this node that stands still longest, launcher or rank, was seen to get on",
+    "Seconds since the last progress of this node's most stalled process, launcher or rank",
     unread="the liveness probe acts on it",
 )
 IDLE = SERVICE.late_gauge(
     "headrace_trainer_idle_ratio",
-    "Seconds waiting for samples over seconds of the last step",
-    unread="the same from counters, over a time of one's own choosing",
+    "Share of the last step spent waiting for samples",
+    unread="counters give the same over any time range",
 )
 WAIT_SECONDS = SERVICE.family(
     "counter",
     "headrace_trainer_wait_seconds_total",
-    "Seconds until now in which the trainer waited for samples",
+    "Total seconds that the trainer has waited for samples",
 )
 STEP_SECONDS = SERVICE.family(
     "counter",
     "headrace_trainer_step_seconds_total",
-    "Seconds of local updates until now, waiting included",
+    "Total seconds of local updates, waiting included",
 )
 PHASE = SERVICE.histogram(
     "headrace_trainer_phase_duration_seconds",
-    "Seconds of a local update by phase",
+    "Duration of a local update by phase, in seconds",
     {"phase": ()},
     buckets=(0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
 )
@@ -52,7 +52,7 @@ TOKENS = SERVICE.counter("headrace_tokens_trained_total", "Response tokens train
 UPDATES = SERVICE.counter("headrace_local_updates_total", "Local updates done by this process")
 SKIPPED = SERVICE.counter(
     "headrace_actor_skipped_steps_total",
-    "Optimizer steps not taken: something was not finite",
+    "Optimizer steps skipped because something was not finite",
 )
 STALE_SAMPLES = SERVICE.counter(
     "headrace_stale_samples_trained_total", "Trained samples with a version gap above 0"
@@ -71,7 +71,7 @@ LARGEST_GAP = SERVICE.family(
 GAP_BOUND = SERVICE.family(
     "gauge",
     "headrace_version_gap_bound_versions",
-    "Largest version gap that was allowed in the last local update; +Inf for any",
+    "Largest version gap allowed in the last local update; +Inf if unbounded",
 )
 UPDATE_GAP = SERVICE.histogram(
     "headrace_update_gap_steps",
@@ -92,7 +92,7 @@ SPAN = SERVICE.histogram(
 )
 LATENCY = SERVICE.histogram(
     "headrace_queue_message_latency_seconds",
-    "Seconds from a sample's finish to its reading by the trainer",
+    "Seconds from a sample's finish until the trainer reads it",
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600),
 )
 REWARD = SERVICE.histogram(
@@ -105,7 +105,7 @@ RESPONSE_TOKENS = SERVICE.histogram(
 )
 LENGTH_ORDER = SERVICE.late_gauge(
     "headrace_length_order_correlation",
-    "Rank correlation of a sample's tokens with its place in the order of training, of the last local update",
+    "Rank correlation of a sample's tokens with its training order, in the last local update",
     graph=Graph(
         "Staleness",
         "Length and order of training",
