@@ -29,7 +29,7 @@ class KubernetesConfig(Section):
     docs/kubernetes.md."""
 
     enable: bool = False
-    """The coordinator watches the rollouters' pods and reports the run's state to the cluster."""
+    """The coordinator watches the rollouters' pods and reports to the cluster."""
     namespace: str | None = None
     """Namespace of the run; unset: that of the coordinator's own pod."""
     rollouter_deployment: str = "headrace-rollouter"
