@@ -131,7 +131,7 @@ class ScriptedEngine(Engine):
 
 
 if __name__ == "__main__":
-    service.Engine = ScriptedEngine  # type: ignore[misc]
+    service.start_engine = lambda config, stop_ids: ScriptedEngine.start(config, stop_ids)
     service._write_engine_file = lambda engine, name: None
     try:
         rollouter.main()

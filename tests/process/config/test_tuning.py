@@ -298,7 +298,7 @@ async def test_a_change_during_the_start_is_noticed(file: Path, monkeypatch: pyt
     monkeypatch.setattr(coordinator, "until_configured", until_configured)
     monkeypatch.setattr(coordinator, "check_memory", until_configured)
     monkeypatch.setattr(coordinator, "ConfigWatch", watching)
-    monkeypatch.setattr(coordinator.tls, "listen", listen)
+    monkeypatch.setattr(coordinator.tls, "listen", listen)  # type: ignore[attr-defined]
     monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:1/0")
     args = argparse.Namespace(config=file, host="127.0.0.1", port=0, socket=None)
     with pytest.raises(PortTaken, match="enough"):

@@ -77,7 +77,7 @@ class World:
 @pytest.fixture
 def world(fresh_ledger: Callable[[], SyncLedger], monkeypatch: pytest.MonkeyPatch) -> Callable[[], World]:
     clock = Clock()
-    monkeypatch.setattr(janitors.time, "monotonic", clock)
+    monkeypatch.setattr(janitors.time, "monotonic", clock)  # type: ignore[attr-defined]
 
     def make() -> World:
         clock.now = 0.0

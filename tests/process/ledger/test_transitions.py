@@ -343,7 +343,7 @@ def test_dead_samples_tell_all_about_themselves(lockstep: Make) -> None:
     bring_to(pair, State.DEAD)
     prompt = pair.model.records[0].prompt
     assert prompt is not None
-    assert pair.ledger.run(ops.dead()) == [ops.r.DeadSample(ID, "reward", "no score", 2, 2, 0, prompt)]
+    assert pair.ledger.run(ops.dead()) == [ops.r.DeadSample(ID, "reward", "no score", 2, 2, 0, prompt)]  # type: ignore[attr-defined]
 
 
 def test_stale_rounds_terms_and_lineages_are_fenced(lockstep: Make) -> None:
@@ -383,7 +383,7 @@ def test_validation_gives_each_row_once_and_never_mixes_versions(lockstep: Make)
         pair("val_finish", "b", 0, row, b"r%d" % row)
     assert pair("val_status").open
     pair("val_finish", "b", 0, rest[-1][0], b"last")
-    assert pair("val_status") == ops.r.ValStatus(0, 12, 12, False)
+    assert pair("val_status") == ops.r.ValStatus(0, 12, 12, False)  # type: ignore[attr-defined]
     assert pair("val_results", 0)[:2] == [b"r0", b"r1"]
     pair.sync(["b"], validate=True)
     assert len(pair("val_take", "b", 1, 2, "v4")) == 2

@@ -215,7 +215,7 @@ def test_a_server_without_room_says_so_and_keeps_what_it_acknowledged(
     bench: Bench, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, log = bench.path("redis"), bench.path("valkey.log")
-    port = valkey_server.free_port("127.0.0.1")
+    port = valkey_server.free_port("127.0.0.1")  # type: ignore[attr-defined]
     url = f"redis://:secret@127.0.0.1:{port}/0"
     server = SupervisedService(
         "valkey",

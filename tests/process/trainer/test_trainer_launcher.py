@@ -23,7 +23,7 @@ from headrace_coordinator.launches import IN_ORDER
 from headrace_trainer.distributed import heartbeat
 from headrace_trainer.launch import launcher, verdict
 from headrace_trainer.launch.launch_stream import LaunchStream
-from headrace_trainer.launch.launcher import EX_STOPPED, Launcher
+from headrace_trainer.launch.launcher import EX_STOPPED, Launcher  # type: ignore[attr-defined]
 from tests.fast.config.test_config import GOOD
 from tests.waiting import until
 
@@ -120,7 +120,7 @@ def test_a_stop_while_the_ranks_are_started_reaches_them(
         return real(*args, **kwargs)
 
     monkeypatch.setattr(launcher, "_command", lambda *_: ["true"])
-    monkeypatch.setattr(launcher.subprocess, "Popen", popen)
+    monkeypatch.setattr(launcher.subprocess, "Popen", popen)  # type: ignore[attr-defined]
     assert ranks(made) == 0
     assert (tmp_path / "L1" / "stop").exists()
 

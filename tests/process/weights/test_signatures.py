@@ -95,7 +95,7 @@ def test_a_rank_does_not_listen_to_a_stranger(monkeypatch: pytest.MonkeyPatch) -
         sent = iter([[len(message := stranger.sign(b'"/tmp/theirs"'))], list(message)])
         done = SimpleNamespace(wait=lambda _: None)
         broadcast = lambda tensor, *_, **__: (tensor.copy_(torch.tensor(next(sent))), done)[1]  # noqa: E731
-        monkeypatch.setattr(ranks_module.dist, "broadcast", broadcast)
+        monkeypatch.setattr(ranks_module.dist, "broadcast", broadcast)  # type: ignore[attr-defined]
         monkeypatch.setattr(Ranks, "is_first", False)
         with pytest.raises(Unsigned):
             ranks.share(None)

@@ -176,7 +176,8 @@ class Rounds:
             samples = [s for mini in batch.mini for s in mini]
             if samples:
                 t = samples[0].trajectories[0]
-                ids = [*samples[0].prompt.token_ids.tolist(), *t.token_ids.tolist()][:_CANARY_TOKENS]
+                ids = [*samples[0].prompt.token_ids.tolist(), *t.token_ids.tolist()]
+                ids = ids[: _canary_length(self.config)]
         self._canary = self.ranks.share(ids) or self._canary
 
     def close(self) -> None:
@@ -189,8 +190,14 @@ def _first_canary(config: RunConfig) -> list[int]:
     """The canary before anything has been sampled: fixed pseudo-random tokens."""
     vocabulary = vocabulary_size(Path(config.model.path))
     generator = torch.Generator().manual_seed(config.seed)
-    length = min(_CANARY_TOKENS, config.data.max_prompt_length + config.data.max_response_length)
-    return [int(t) for t in torch.randint(0, vocabulary, (length,), generator=generator)]
+    shape = (_canary_length(config),)
+    return [int(t) for t in torch.randint(0, vocabulary, shape, generator=generator)]
+
+
+def _canary_length(config: RunConfig) -> int:
+    """Return its most tokens. An engine that scores a prompt samples one token more, which has to fit."""
+    longest = config.model.max_model_len or config.data.max_prompt_length + config.data.max_response_length
+    return min(_CANARY_TOKENS, longest - 1)
 
 
 def sync_limit_s(config: RunConfig) -> float:
