@@ -26,7 +26,7 @@ def doubled(batch):
 def test_an_unknown_name_is_answered_by_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown policy loss 'pp0'.*nearest first: ppo, "):
         POLICY_LOSSES.get("pp0")
-    with pytest.raises(ValueError, match=r"nearest first: grpo_passk, .*headrace\.algorithms"):
+    with pytest.raises(ValueError, match=r"nearest first: grpo_passk, .*headrace\.advantage_estimators"):
         ADVANTAGE_ESTIMATORS.get("grpo_pass_k")
     with pytest.raises(ValueError, match="nearest first: none"):
         Registry[int]("number").get("one")
