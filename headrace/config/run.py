@@ -338,6 +338,11 @@ class RunConfig(Section):
         )
 
     @property
+    def longest_sequence(self) -> int:
+        """Return the most tokens of prompt and response together: the engines' `max_model_len`."""
+        return self.model.max_model_len or self.data.max_prompt_length + self.data.max_response_length
+
+    @property
     def recomputes_old(self) -> bool:
         """Whether the trainer keeps the window's first weights and computes old log-probs with them."""
         return not self.async_training.use_rollout_log_probs

@@ -25,5 +25,7 @@ def warnings(config: RunConfig) -> Iterator[str]:
     for name in wanted(config):
         try:
             yield from TRACKERS.get(name).warnings(config)
-        except Exception:  # reported by `problems`, or of no consequence there
-            continue
+        except UserCodeError:
+            continue  # reported by `problems`
+        except Exception as error:  # a package's code may raise anything
+            yield f"trainer.logger: the warnings of {name} raised {error!r}"

@@ -245,7 +245,7 @@ def engine_need(c: RunConfig, shape: ModelShape, gpu_bytes: int | None) -> Engin
         weights=weights,
         kv_token=max(1, kv_token_bytes(shape, b) // e.tensor_parallel_size),
         kv_cache=cache,
-        longest=c.model.max_model_len or c.data.max_prompt_length + c.data.max_response_length,
+        longest=c.longest_sequence,
         max_num_seqs=e.max_num_seqs,
     )
 

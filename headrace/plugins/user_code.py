@@ -50,7 +50,7 @@ def _file(path: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look it up there
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException as error:  # nothing may stay after Ctrl-C or SystemExit either
         del sys.modules[name]
         raise _failure(path, error) from error
     return module
@@ -60,7 +60,7 @@ def _module(path: str) -> ModuleType:
     before = set(sys.modules)
     try:
         return importlib.import_module(path)
-    except BaseException as error:
+    except BaseException as error:  # as above
         # Python removes the failed module, but not the submodules that a package has already imported.
         for name in [n for n in sys.modules if n.startswith(path + ".") and n not in before]:
             del sys.modules[name]

@@ -105,7 +105,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> Failures:
 def raised(make: Callable[[], Exception]) -> Exception:
     try:
         raise make()
-    except Exception as error:
+    except Exception as error:  # whatever it makes, with a traceback
         return error
 
 

@@ -252,3 +252,20 @@ def test_what_is_missing_is_said_before_the_start(tmp_path: Path, monkeypatch: p
     (tmp_path / ".netrc").unlink()
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert list(trackers.warnings(config)) == []
+
+
+def test_a_trackers_checks_that_raise_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Careless(Tracker):
+        @staticmethod
+        def problems(config: RunConfig) -> Iterator[str]:
+            raise KeyError("project")
+
+        warnings = problems
+
+    monkeypatch.setitem(TRACKERS._entries, "tensorboard", Careless)
+    config = configured("tensorboard")
+    (problem,), (warning,) = list(trackers.problems(config)), list(trackers.warnings(config))
+    assert "the check of tensorboard raised KeyError('project')" in problem
+    assert "the warnings of tensorboard raised KeyError('project')" in warning
+    with pytest.raises(TypeError, match=r"has no .*inherit from headrace.records.trackers.Tracker"):
+        TRACKERS.register("object")(object())

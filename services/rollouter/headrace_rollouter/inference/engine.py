@@ -95,7 +95,7 @@ class Engine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        length = config.model.max_model_len or config.data.max_prompt_length + config.data.max_response_length
+        length = config.longest_sequence
         options: dict[str, Any] = {}
         if current_platform.is_cpu():
             # vLLM decorates small functions of its sampler and embedding with `torch.compile`, which needs a

@@ -196,8 +196,7 @@ def _first_canary(config: RunConfig) -> list[int]:
 
 def _canary_length(config: RunConfig) -> int:
     """Return its most tokens. An engine that scores a prompt samples one token more, which has to fit."""
-    longest = config.model.max_model_len or config.data.max_prompt_length + config.data.max_response_length
-    return min(_CANARY_TOKENS, longest - 1)
+    return min(_CANARY_TOKENS, config.longest_sequence - 1)
 
 
 def sync_limit_s(config: RunConfig) -> float:
